@@ -27,9 +27,14 @@ class WorkerTable:
 
     def listed(self) -> list[RunningWorker]:
         """Return the workers that agentd lists in a hello: those that run, and those that have ended and whose exit
-        reports the head may not have.
+        reports the head may not have. The first worker of a group alone has the group's description, which is long.
         """
-        return [*self.running.values(), *self._ended.values()]
+        listed, described = [], set()
+        for worker in (*self.running.values(), *self._ended.values()):
+            key = (worker.spec.namespace, worker.spec.group, worker.detail)
+            listed.append(msgspec.structs.replace(worker, detail="") if key in described else worker)
+            described.add(key)
+        return listed
 
     def adopt(self, workers: Iterable[RunningWorker]) -> None:
         for worker in workers:

@@ -446,7 +446,7 @@ class Cluster(ClusterNames, TracedCluster):
         return work if async_op else work.wait()
 
     async def _alive_nodes(self) -> list[NodeInfo]:
-        status = await self.runtime.status(self.namespace)
+        status = await self.runtime.status("")  # the nodes only: no job has this name
         alive = {node.rank for node in status.nodes if node.state in ("ready", "suspect", "draining")}
         return [node for node in self._nodes if node.node_rank in alive]
 

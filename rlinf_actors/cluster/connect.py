@@ -348,7 +348,7 @@ async def _show_ready_nodes(runtime: Runtime, wanted: int) -> None:
     try:
         await asyncio.sleep(FIRST_S)
         while True:
-            status = await runtime.status(None)
+            status = await runtime.status("")  # the nodes only: no job has this name
             here = [node.report.hostname for node in status.nodes if node.state == "ready"]
             waited = time.monotonic() - start
             line = f"waiting for nodes: {len(here)} of {wanted} ({', '.join(here) or 'none'}), {waited:.0f} s"

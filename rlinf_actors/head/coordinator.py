@@ -297,6 +297,7 @@ class Coordinator:
     def client_gone(self, incarnation: str, client: Client | None) -> None:
         """Update all tables after a client has ended; *client* is None if the client has sent no hello to this head."""
         self.groups.client_gone(incarnation, client)
+        self.launches.parts.forget(incarnation)
         if client is None:
             return
         if client.role == "driver":

@@ -205,7 +205,8 @@ class GroupTable:
         node = self._head.nodes.get(node_id)
         if specs and node is not None:
             self._head.nodes.has_job(node, group.namespace)
-            order = StartWorkers(specs, group.owner, group.cls, group.detail, group.detached)
+            detail = group.detail if group.described_on(node_id) else ""
+            order = StartWorkers(specs, group.owner, group.cls, detail, group.detached)
             self._head.emit(Notify(node.peer, order))
 
     def changed(self, worker: WorkerRecord) -> None:

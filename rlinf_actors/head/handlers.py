@@ -22,7 +22,7 @@ from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire import agent_messages, client_messages, resize_messages
+from rlinf_actors.wire import agent_messages, client_messages, launch_messages, resize_messages
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
 
@@ -70,6 +70,8 @@ class Handlers:
             client_messages.GetNodes: self._get_nodes,
             client_messages.GetEvents: self._events_of_job,
             client_messages.Launch: self._launch,
+            launch_messages.LaunchPart: self._launch_part,
+            launch_messages.FindWorker: lambda client, event, body: launches.find_worker(client, body),
             client_messages.FindGroup: launches.find,
             client_messages.Detach: lambda client, event, body: launches.detach(client, body),
             client_messages.StopGroup: launches.stop,
@@ -250,6 +252,11 @@ class Handlers:
         if self._ending:
             raise Refused("usage", "the cluster is being stopped")
         return self._head.launches.launch(client, event, body)
+
+    def _launch_part(self, client: Client, event: RequestReceived, body: launch_messages.LaunchPart) -> Body:
+        if self._ending:
+            raise Refused("usage", "the cluster is being stopped")
+        return self._head.launches.parts.add(client, body)
 
     # --- the end of the cluster ---
 

@@ -14,13 +14,16 @@ from msgspec.structs import replace
 from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
+from rlinf_actors.head.group_notices import MOST_STATES, worker_changes
+from rlinf_actors.head.launch_parts import LaunchParts
 from rlinf_actors.head.records import Client, Group, WorkerRecord
 from rlinf_actors.head.recovery import NO_NODE_HAS_IT
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.head.validation import check_outlives, check_workers, node_for, own_namespace
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.wire.client_messages import Detach, Done, EndGroup, FindGroup, Launch, Launched, StopGroup, Warn
-from rlinf_actors.wire.values import ExitReport, WorkerSpec, WorkerState
+from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
+from rlinf_actors.wire.values import ExitReport, GroupState, WorkerSpec, WorkerState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -43,6 +46,8 @@ class Launches:
         self._waiting: list[_Waiting] = []
         self._lookups: list[_Waiting] = []
         self._retry = False
+        self.parts = LaunchParts(head)
+        self._following: list[Notify] = []
 
     # --- launch ---
 
@@ -52,6 +57,7 @@ class Launches:
         Returns:
             The launched group; None if the launch waits for its hardware and is answered later.
         """
+        asked = self._completed(client, asked)
         try:
             return self._launch(client, asked)
         except Refused as refusal:
@@ -66,6 +72,17 @@ class Launches:
             text = f"group {asked.group!r} waits for its hardware, {patience_s:.3g} s at most: {why}"
             self._head.emit(Notify(event.peer, Warn(text)))
             return None
+
+    def _completed(self, client: Client, asked: Launch) -> Launch:
+        """Return *asked* with the workers of its parts. A repeated launch may have left them with a waiting launch."""
+        for waiting in self._waiting if asked.parts else ():
+            before = waiting.asked
+            if isinstance(before, Launch) and (waiting.client, before.workers[-1:]) == (
+                client.incarnation,
+                asked.workers,
+            ):
+                return before
+        return self.parts.complete(client, asked)
 
     def _launch(self, client: Client, asked: Launch) -> Launched:
         own_namespace(client, asked.namespace)
@@ -108,7 +125,16 @@ class Launches:
         self._head.emit(of_group("group_launched", group, text))
         for node_id, specs in placed.items():
             groups.start(node_id, group, specs)
-        return Launched(group.state(token))
+        return self._launched(client, group.state(token))
+
+    def _launched(self, client: Client, state: GroupState) -> Launched:
+        """Return the answer with the state of a group. States that do not fit into it follow it."""
+        rest = state.workers[MOST_STATES:]
+        if not rest:
+            return Launched(state)
+        for message in worker_changes(state.namespace, state.name, rest, state.world_size):
+            self._following.append(Notify(client.peer, message))
+        return Launched(replace(state, workers=state.workers[:MOST_STATES]))
 
     def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
         """Answer a repeated launch whose first answer was lost with a connection or with an earlier head.
@@ -137,7 +163,7 @@ class Launches:
             groups.adopt(group, worker)
             groups.claims.take(group, worker, node)
             groups.start(node.id, group, [spec])
-        return Launched(group.state(token))
+        return self._launched(client, group.state(token))
 
     def _existing(self, group: Group, client: Client, asked: Launch) -> Launched:
         """Answer a launch that has `get_if_exists` with the running group of its name.
@@ -198,13 +224,20 @@ class Launches:
         if group is None:
             ended = groups.ended(namespace, name, self._head.jobs.token(namespace)) if asked.ended else None
             if ended is not None and asked.launch in ("", *(launch_of(one.id) for one in ended.workers)):
-                return Launched(ended)
+                return self._launched(client, ended)
             there = sorted(group.name for group in groups.of_job(namespace))
             known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
             raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
         groups.subscribe(group, client)
         state = group.state(self._head.jobs.token(namespace))
-        return Launched(replace(state, workers=[*state.workers, *_absent(group)]))
+        return self._launched(client, replace(state, workers=[*state.workers, *_absent(group)]))
+
+    def find_worker(self, client: Client, asked: FindWorker) -> FoundWorker:
+        """Return the state of one worker of the client's job."""
+        own_namespace(client, asked.namespace)
+        group = self._head.groups.get(asked.namespace, asked.group)
+        worker = group.member(asked.rank) if group is not None else None
+        return FoundWorker() if group is None or worker is None else FoundWorker(worker.state(), group.world_size)
 
     # --- stop ---
 
@@ -214,6 +247,7 @@ class Launches:
         If there is no such group, or if the group of that name belongs to another launch, answer at once.
         """
         own_namespace(client, asked.namespace)
+        self.parts.drop(client.incarnation, asked.namespace, asked.group)
         for waiting in [w for w in self._waiting if w.client == client.incarnation and _stops(asked, w.asked)]:
             self._remove(waiting)
             text = f"group {asked.group!r} was shut down while it waited for its hardware"
@@ -256,6 +290,9 @@ class Launches:
         self._retry = True
 
     def flush(self) -> None:
+        for notice in self._following:
+            self._head.emit(notice)
+        self._following.clear()
         if self._retry and self._head.now >= self._head.groups.claims.settled:
             self._retry = False
             for waiting in list(self._waiting):

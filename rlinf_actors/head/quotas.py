@@ -42,6 +42,8 @@ LIMITS: dict[str, Limit] = {
     "expected clients": Limit(16384, "clients that this head has not met", "member"),
     # Workers that a returning client names and no agentd has: a tombstone each.
     "missing workers": Limit(1024, "workers that no node has", "client"),
+    # Each has at most 4 MiB; a launch of 100,000 workers has 50.
+    "launch parts": Limit(128, "parts of launches that it has not completed", "key"),
     "readers": Limit(1024, "readers of the event log", "head"),
     # Leaves room for the readers of others.
     "readers of a key": Limit(32, "readers of the event log", "key"),

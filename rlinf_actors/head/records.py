@@ -290,6 +290,10 @@ class WorkerRecord(msgspec.Struct):
         )  # fmt: skip
 
 
+DESCRIBING = 3
+"""Number of nodes that keep the description of a group for a restarted head. Its owner keeps it too."""
+
+
 class Group(msgspec.Struct):
     """A named group of workers.
 
@@ -330,12 +334,30 @@ class Group(msgspec.Struct):
     _of_rank: Counter[int] = msgspec.field(default_factory=Counter)  # number of workers known, by rank
     _of_rank_id: Counter[str] = msgspec.field(default_factory=Counter)  # the same by id without incarnation number
     _of_launch: Counter[str] = msgspec.field(default_factory=Counter)
+    _describing: set[str] = msgspec.field(default_factory=set)  # nodes
+    _at: dict[int, str] = msgspec.field(
+        default_factory=dict
+    )  # the worker that was added last, by rank; it may be removed
+
+    def described_on(self, node_id: str) -> bool:
+        """Return True if the agentd of this node keeps the group's `detail` for a restarted head, as a few nodes do.
+
+        It has a line for each rank: sent to every node, a launch would cost the square of its size.
+        """
+        if len(self._describing) < DESCRIBING:
+            self._describing.add(node_id)
+        return node_id in self._describing
+
+    def member(self, rank: int) -> WorkerRecord | None:
+        """Return the worker of a rank of the group; None if there is no such rank, or the head does not know it."""
+        return self.workers.get(self._at.get(rank, "")) if 0 <= rank < self.size else None
 
     def put(self, worker: WorkerRecord) -> None:
         """Add a worker, or replace the record of a worker that the group has already."""
         if worker.id not in self.workers:
             self._count(worker, 1)
         self.workers[worker.id] = worker
+        self._at[worker.spec.rank] = worker.id
         self.noted(worker.spec)
         self.living.add(worker.id)
 

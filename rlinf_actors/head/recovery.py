@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from rlinf_actors.head import commands, validation
 from rlinf_actors.head.claims import contradiction
 from rlinf_actors.head.event_log import of_group
+from rlinf_actors.head.group_notices import worker_changes
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
@@ -29,6 +30,7 @@ from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire import agent_messages, client_messages, resize_messages
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.launch_messages import FindWorker
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ class Reconciler:
         elif group.owner != running.owner and not _detached_meanwhile(group, running):
             self._stop(node, spec, grace_s)
             return False
+        group.detail = group.detail or running.detail
         worker = WorkerRecord(spec, node.id, node.report.ip)
         groups.adopt(group, worker)
         if group.owner != running.owner:
@@ -214,9 +217,10 @@ class Reconciler:
                     self._add_ended(client, group, state)
             self._head.groups.subscribe(group, client)
             states, size = [worker.state() for worker in group.workers.values()], group.world_size
-        self._head.emit(
-            commands.Notify(client.peer, client_messages.WorkerChanged(handle.namespace, handle.name, states, size))
-        )
+            if group.owner == client.incarnation:
+                group.detail = group.detail or handle.detail
+        for message in worker_changes(handle.namespace, handle.name, states, size):
+            self._head.emit(commands.Notify(client.peer, message))
 
     def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:
         """Return the final states of the workers in a client's handle whose group does not exist any more."""
@@ -413,6 +417,9 @@ class EarlyMessages:
             return group is None or not group.whole
         if isinstance(body, client_messages.GetNodes):
             return not body.num_nodes
+        if isinstance(body, FindWorker):
+            group = groups.get(body.namespace, body.group)
+            return group is None or group.member(body.rank) is None
         return isinstance(body, (client_messages.Launch, client_messages.Handles, *RESIZES))
 
 
@@ -425,6 +432,6 @@ def _awaited(body: Body) -> Hashable:
     """Return what a held message waits for: a worker's id, a group's namespace and name, or None for all nodes."""
     if isinstance(body, agent_messages.ClientHello) and body.role == "worker":
         return body.parent or body.worker_id
-    if isinstance(body, (client_messages.FindGroup, client_messages.StopGroup)):
+    if isinstance(body, (client_messages.FindGroup, FindWorker, client_messages.StopGroup)):
         return body.namespace, body.group
     return None

@@ -64,8 +64,15 @@ class _LateError(Exception):
     pass
 
 
+class PartsMissingError(RlinfActorsError):
+    """The head does not have all parts of a launch, because it was restarted meanwhile."""
+
+
 class KeyRefusedError(AuthenticationError):
     """The head's socket rejected this process's key, so the head never received the request."""
+
+
+_REFUSALS["parts"] = PartsMissingError
 
 
 def refusal(failed: Failed) -> RlinfActorsError:

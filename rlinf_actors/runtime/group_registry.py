@@ -23,6 +23,7 @@ from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.head_session import HEAD_GRACE_S, SILENT_HEAD_S
 from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.runtime.sliced_launch import send_launch
 from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire.client_messages import (
     Detach,
@@ -296,7 +297,7 @@ class GroupRegistry:
             if head is not None and claims:
                 head.own_robots()
             self._launching.append(group)
-            await self._runtime.ask(message, Launched, self._head_grace_s() + message.wait_s, adopt)
+            await send_launch(self._runtime, message, self._head_grace_s() + message.wait_s, adopt)
         except BaseException as error:
             unanswered = isinstance(error, (asyncio.CancelledError, ClusterTimeoutError))
             if unanswered and group.owned and group in self._launching and not self.closed:

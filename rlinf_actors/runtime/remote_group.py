@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from rlinf_actors.errors import (
     ConnectionLostError,
     GroupClosedError,
@@ -158,8 +160,13 @@ class RemoteGroup(ResizableGroup):
         return bool(known) and {launch_of(worker.id) for worker in state.workers if worker.id} == known
 
     def handle(self) -> GroupHandle:
-        """Return the last known state of each worker, also of ended ones, to send to a restarted head."""
-        return GroupHandle(self.namespace, self.name, [*self.states.values(), *self.membership.states()])
+        """Return the last known state of each worker, also of ended ones, to send to a restarted head.
+
+        The states have no endpoints: agentds report those, and the message would be too long for many workers.
+        """
+        states = [*self.states.values(), *self.membership.states()]
+        brief = [replace(state, endpoint=None, pid=0, port=0, master_port=0, pulse=None) for state in states]
+        return GroupHandle(self.namespace, self.name, brief, self.detail if self.owned else "")
 
     # --- readiness of another process's group ---
 

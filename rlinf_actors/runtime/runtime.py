@@ -52,6 +52,7 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
 from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FIND_WORKER = 7
+"""First protocol version whose heads return one worker; earlier ones return the whole status."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -286,6 +289,16 @@ class Runtime:
     async def status(self, namespace: str | None) -> Status:
         """Ask the head for the states of all nodes and of the groups of *namespace*, None for all jobs. Loop thread."""
         return await self.ask(GetStatus(namespace), Status, 10.0)
+
+    async def find_worker(self, group: str, rank: int) -> FoundWorker:
+        """Ask the head for the state of one worker of this process's job. Loop thread."""
+        if self.protocol >= FIND_WORKER:
+            return await self.ask(FindWorker(self.namespace, group, rank), FoundWorker, 10.0)
+        for found in (await self.status(self.namespace)).groups:
+            for worker in found.workers if found.name == group else ():
+                if worker.rank == rank:
+                    return FoundWorker(worker, len(found.workers))
+        return FoundWorker()
 
     async def stop_cluster(self) -> None:
         """Stop the private cluster of this driver, and print the remaining output of its workers. Loop thread."""

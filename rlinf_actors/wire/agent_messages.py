@@ -28,7 +28,7 @@ class StartWorkers(ControlMessage, frozen=True):
     Attributes:
         owner: incarnation of the client that owns the group, "" if no client owns it.
         cls: "module:qualname" of the worker class.
-        detail: description of the group in JSON (placements and the like), for clients that attach to it later.
+        detail: description of the group in JSON (placements and the like), for a restarted head; "" on most nodes.
         detached: True if the group outlives the client that launched it.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Union
 
 from rlinf_actors.wire import trace_values, values
+from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart
 from rlinf_actors.wire.protocol import ControlMessage, Number
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 
@@ -73,7 +74,10 @@ class Launch(ControlMessage, frozen=True):
         get_if_exists: (since protocol 7) True to return a running group of this name instead, and to subscribe the
             sender to it. Failed(kind=name_in_use) if that group's class has another qualname.
 
-    A head of an older protocol ignores the last two, so clients do not send them to it.
+        parts: (since protocol 7) number of LaunchParts that the sender has sent before, with all workers but the one in
+            `workers`; 0 if `workers` has all.
+
+    A head of an older protocol ignores the last three, so clients do not send them to it.
     """
 
     namespace: str
@@ -85,10 +89,14 @@ class Launch(ControlMessage, frozen=True):
     wait_s: Number = 0.0
     outlives: bool = False
     get_if_exists: bool = False
+    parts: int = 0
 
 
 class Launched(ControlMessage, frozen=True):
-    """Reply to Launch and FindGroup: the state of the group that was launched or found."""
+    """Reply to Launch and FindGroup: the state of the group that was launched or found.
+
+    If the group has many workers, `workers` has the first of them, and WorkerChanged notices with the others follow.
+    """
 
     group: values.GroupState
 
@@ -479,6 +487,6 @@ ClientMessage = Union[
     GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, Launch, Launched, FindGroup, Handles, Detach,
     StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
     EStop, EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
-    AddRanks, ResizeGroup,
+    AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
 """Every control message of this file."""

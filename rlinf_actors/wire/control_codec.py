@@ -38,7 +38,8 @@ class Failed(ControlMessage, frozen=True, tag="err"):
 
     Attributes:
         kind: hello (send the hello first, then repeat the request), config, placement, timeout, name_in_use,
-            hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost or emergency_stop.
+            hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop, or
+            parts (send all parts of the launch again).
         text: what happened and what to do, for people.
         missing_ranks: for timeout, the ranks that no node has.
         path: for config, the place of the fault, such as the name of a variable.

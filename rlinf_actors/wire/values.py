@@ -380,11 +380,15 @@ class GroupState(Value, frozen=True):
 
 
 class GroupHandle(Value, frozen=True):
-    """A group as a client with a handle of it knows it. `workers` includes those that have ended."""
+    """A group as a client with a handle of it knows it. `workers` includes those that have ended.
+
+    `detail` is that of the Launch if the client owns the group, else "".
+    """
 
     namespace: str
     name: str
     workers: list[WorkerState]
+    detail: str = ""
 
 
 class LeaseState(Value, frozen=True):

@@ -13,7 +13,7 @@ from rlinf_actors.runtime.future import AsyncWork
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
-    from rlinf_actors.wire.values import GroupState, WorkerState
+    from rlinf_actors.wire.launch_messages import FoundWorker
     from rlinf_actors.worker.context import WorkerContext
 
 T = TypeVar("T")
@@ -75,25 +75,23 @@ class ManagerProxy:
         return AsyncWork.of(self._context.runtime.io, coroutine, what)
 
     async def _info(self, address: WorkerAddress) -> WorkerInfo:
-        group, worker = await self._find(address)
-        if worker is None or group is None:
+        job = worker_job()
+        assert job is not None, "a worker process has its job before the user's class is constructed"
+        found = await _find(await job.connected(), address)
+        worker = found.worker
+        if worker is None:
             raise GroupNotFoundError(
                 f"no worker {address.get_name()!r} is running in namespace {self._context.spec.namespace!r}"
             )
         return WorkerInfo(
             address=address,
             rank=worker.rank,
-            group_world_size=len(group.workers),
+            group_world_size=found.world_size,
             cluster_node_rank=worker.node_rank,
             node_ip=worker.node_ip,
             node_port=worker.port,
             code_hash=worker.code,
         )
-
-    async def _find(self, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
-        job = worker_job()
-        assert job is not None, "a worker process has its job before the user's class is constructed"
-        return await _find(await job.connected(), address)
 
 
 def is_alive(name: str) -> AsyncWork[bool]:
@@ -107,19 +105,13 @@ def is_alive(name: str) -> AsyncWork[bool]:
     runtime.check_usable()
 
     async def ask() -> bool:
-        _, worker = await _find(runtime if job is None else await job.connected(), address)
+        worker = (await _find(runtime if job is None else await job.connected(), address)).worker
         return worker is not None and worker.state in ("starting", "running")
 
     return AsyncWork.of(runtime.io, ask(), f"is_alive({name!r})")
 
 
-async def _find(runtime: Runtime, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
+async def _find(runtime: Runtime, address: WorkerAddress) -> FoundWorker:
     if len(address.rank_path) > 1:
         raise UsageError(f"{address} is a child of a worker, and the head knows workers only: ask its worker")
-    status = await runtime.status(runtime.namespace)
-    for group in status.groups:
-        if group.name == address.root_group_name:
-            for worker in group.workers:
-                if worker.rank == address.rank:
-                    return group, worker
-    return None, None
+    return await runtime.find_worker(address.root_group_name, address.rank)

@@ -44,7 +44,7 @@ def test_reports_are_sent_and_kept_for_the_next_hello():
     assert kit.do(e.WorkersReported(gone)) == [e.SendNotice(gone)]
     assert kit.state.listed_workers() == [
         RunningWorker(spec("w1"), "d1", "m:C", "{}", 5, UP, 0, 7),
-        RunningWorker(spec("w2"), "d1", "m:C", "{}", exit=GONE),
+        RunningWorker(spec("w2"), "d1", "m:C", exit=GONE),
     ]
 
 

@@ -75,6 +75,7 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
+from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart, WorkerBatch, WorkerRow
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 from rlinf_actors.wire.values import (
@@ -113,6 +114,16 @@ BODIES = [
     Nodes([NodeState(NODE, "inc", 0, "ready", 0.0)], ["careful"]),
     Launch("ns", "g", "m:C", [SPEC]),
     Detach("ns", "g", ["w-0"]),
+    LaunchPart(
+        "ns",
+        "g",
+        "w",
+        0,
+        [WorkerBatch(SPEC, [WorkerRow("w-0", 0, 0), WorkerRow("w-1", 1, 0, {"RANK": "1"}, [], [0], "always")])],
+    ),
+    FindWorker("ns", "g", 3),
+    FoundWorker(),
+    FoundWorker(STATE, 2),
     EndGroup("ns", "g", 1.0, "kim@lab", "it is not needed"),
     Launched(GroupState("ns", "g", "m:C", "o", "running", [STATE])),
     FindGroup("ns", "g"),

@@ -1,0 +1,46 @@
+"""Send a launch to the head: in one message, or in parts if it has many workers. Loop thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from rlinf_actors.model.restart import launch_of
+from rlinf_actors.net.rpc import PartsMissingError
+from rlinf_actors.wire.client_messages import Done, Launch, Launched
+from rlinf_actors.wire.launch_messages import PART_RANKS, LaunchPart, parts_of
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.runtime import Runtime
+
+SINCE = 7
+"""First protocol version whose heads take launches in parts."""
+TRIES = 5
+"""How often a launch is sent because the head was restarted between two parts."""
+
+
+async def send_launch(
+    runtime: Runtime, message: Launch, timeout: float | None, on_reply: Callable[[Launched], None]
+) -> None:
+    """Send *message* to the head, and wait for its answer. Other work of the loop goes on between two parts.
+
+    *timeout* is the time for each answer, in seconds. *on_reply* is called with the answer as it arrives.
+    """
+    if len(message.workers) <= PART_RANKS or runtime.protocol < SINCE:
+        await runtime.ask(message, Launched, timeout, on_reply)
+        return
+    launch = launch_of(message.workers[0].id)
+    for left in reversed(range(TRIES)):
+        count = 0
+        try:
+            for workers in parts_of(message.workers[:-1]):
+                part = LaunchPart(message.namespace, message.group, launch, count, workers)
+                await runtime.ask(part, Done, timeout)
+                count += 1
+            await runtime.ask(replace(message, workers=message.workers[-1:], parts=count), Launched, timeout, on_reply)
+            return
+        except PartsMissingError:
+            if not left:
+                raise
