@@ -17,7 +17,7 @@ RESERVED = ("launch", "execute_on", "from_group_name", "worker_info_list", "work
 
 YIELDING = (
     "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
-    "method", "call", "add_ranks", "remove_ranks",
+    "method", "call", "add_ranks", "remove_ranks", "on_node",
 )  # fmt: skip
 """Newer attributes of a group.
 

@@ -94,6 +94,15 @@ class GroupControl:
         return self._detail.placements
 
     @property
+    def node_ranks(self) -> list[int]:
+        """The rank of the node of each rank of the group, in rank order."""
+        placements = self.placements
+        if placements:
+            return [placement.cluster_node_rank for placement in placements]
+        states = self.group.states  # the group has a launcher of an older version, or was looked up without placements
+        return [states[rank].node_rank if rank in states else -1 for rank in range(self.world_size)]
+
+    @property
     def models(self) -> dict[int, str]:
         """The accelerator model of each rank, "" for a rank without accelerators."""
         return dict(enumerate(self._detail.models))
@@ -125,6 +134,10 @@ class GroupControl:
         The same as `WorkerGroup.call`.
         """
         return self.method(function)(*args, **kwargs)
+
+    def on_node(self, node_rank: int) -> Any:
+        """Return a view of the ranks whose workers are on one node. The same as `WorkerGroup.on_node`."""
+        return self._handle_cls.on_node(self._handle_cls(self), node_rank)
 
     def with_timeout(self, seconds: float) -> Any:
         """Return a view of all ranks whose calls end after *seconds*, with CallTimeoutError if no answer came.

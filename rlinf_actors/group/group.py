@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
-from rlinf_actors.errors import PlacementError, UsageError
+from rlinf_actors.errors import UsageError
 from rlinf_actors.group.control import GroupControl, attach, control_of, state_of
 from rlinf_actors.group.method import ONCE, CallOptions, RemoteMethod
 from rlinf_actors.group.resizing import Resizing
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.stream import StreamResult
+from rlinf_actors.group.view_options import checked_retries, chosen_ranks, ranks_on_node
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.runtime.future import AsyncWork
@@ -133,7 +134,16 @@ class Calls(Generic[T]):
             PlacementError: the group has no such rank, or a rank is given more than once.
         """
         self._used()
-        return self._view(_ranks(ranks, self._control))
+        return self._view(chosen_ranks(ranks, self._control))
+
+    def on_node(self, node_rank: int) -> GroupView[T]:
+        """Return a view of those ranks of this group or view whose workers are on the node with this rank.
+
+        Raises:
+            PlacementError: no such rank is on that node.
+        """
+        self._used()
+        return self._view(ranks_on_node(node_rank, self._ranks, self._control))
 
     def with_timeout(self, seconds: float) -> GroupView[T]:
         """Return a view of the same ranks whose calls have a deadline.
@@ -163,7 +173,7 @@ class Calls(Generic[T]):
                 too.
         """
         self._used()
-        return self._view(retries=_retries(n, self._control))
+        return self._view(retries=checked_retries(n, self._control))
 
     def _view(self, ranks: Sequence[int] | None = None, **options: Any) -> GroupView[T]:
         """Return a view of *ranks*, or of the same ranks for None. *options* replace fields of its CallOptions."""
@@ -329,7 +339,7 @@ class WorkerGroup(Calls[T], Resizing):
 
         def view(control: GroupControl) -> GroupView[C]:
             ranks = address.rank_path or range(control.world_size)
-            return GroupView(control, _ranks([ranks], control), warn=False)
+            return GroupView(control, chosen_ranks([ranks], control), warn=False)
 
         found = attach(worker_cls, address.root_group_name)
         work = AsyncWork.made_of(found, view, "from_address()")
@@ -426,7 +436,7 @@ GroupControl._handle_cls = WorkerGroup
 class GroupView(Calls[T]):
     """Some ranks of a group, or all, perhaps with a deadline or retries for their calls.
 
-    `execute_on`, `with_timeout` and `with_retries` return views. Calls on a view do not change the group.
+    `execute_on`, `on_node`, `with_timeout` and `with_retries` return views. Calls on a view do not change the group.
     """
 
     _ranks: tuple[int, ...]
@@ -470,30 +480,3 @@ def _arrived(carried: bytes, ranks: Sequence[int] | None = None, options: Mappin
     if ranks is None:
         return WorkerGroup(control)
     return GroupView(control, ranks, warn=False, options=CallOptions(**(options or {})))
-
-
-def _ranks(given: Sequence[int | Sequence[int]], control: GroupControl) -> tuple[int, ...]:
-    flat: list[int] = []
-    for item in given:
-        flat.extend(item if isinstance(item, (list, tuple, range)) else [item])  # type: ignore[list-item]
-    if len(set(flat)) < len(flat):
-        raise PlacementError(f"execute_on() was given a rank of group {control.name!r} more than once: {flat}")
-    if not flat:
-        raise PlacementError(f"execute_on() needs at least one rank of group {control.name!r}")
-    for rank in flat:
-        if not isinstance(rank, int) or not 0 <= rank < control.world_size:
-            raise PlacementError(
-                f"rank {rank!r} is not in group {control.name!r}, which has ranks 0-{control.world_size - 1}"
-            )
-    return tuple(flat)
-
-
-def _retries(n: int, control: GroupControl) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"with_retries({n!r}): it takes a whole number, 1 or more")
-    if not control.restarts:
-        raise UsageError(
-            f"with_retries() on group {control.name!r}, whose workers are not started again: no try could succeed. "
-            "Launch it with restart=RestartPolicy.on_failure()"
-        )
-    return n

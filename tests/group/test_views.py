@@ -9,6 +9,8 @@ import warnings
 import pytest
 
 from rlinf_actors.errors import PlacementError
+from rlinf_actors.group.group_spec import GroupDetail, encode
+from rlinf_actors.model.placement import Placement
 
 
 async def test_a_view_calls_its_ranks_only(world):
@@ -87,3 +89,37 @@ async def test_view_of_a_view_keeps_ranks_and_timeout(world):
     world.group.execute_on(2).with_timeout(8).move()
     assert (await world.ranks[2].call()).deadline_s == 8
     assert world.ranks[0].calls == []
+
+
+def placed(world, *nodes):
+    """Place the ranks of the group on these nodes."""
+    placements = [Placement(rank, node, node) for rank, node in enumerate(nodes)]
+    world.remote.detail = encode(GroupDetail(placements, [f"n{node}" for node in nodes], [""] * len(nodes)))
+
+
+async def test_on_node_calls_the_ranks_of_that_node_only(world):
+    placed(world, 0, 1, 0)
+    result = world.group.on_node(0).move(1)
+    for rank in (0, 2):
+        world.ranks[rank].ok((await world.ranks[rank].call()).id, rank)
+    assert await result == [0, 2]
+    assert world.ranks[1].calls == []
+
+
+async def test_on_node_of_a_view_keeps_to_the_ranks_of_the_view(world):
+    placed(world, 0, 1, 0)
+    assert repr(world.group.execute_on(2, 1).on_node(0).move) == "<method move() of group 'arms', ranks [2]>"
+
+
+async def test_node_without_ranks_is_an_error_that_names_the_others(world):
+    placed(world, 0, 1, 0)
+    with pytest.raises(PlacementError, match="on that node; nodes with such ranks: 0, 1"):
+        world.group.on_node(5)
+
+
+async def test_on_node_without_placements_uses_the_states_of_the_head(world):
+    world.remote.detail = ""
+    nodes = {state.node_rank for state in world.remote.states.values()}
+    node = min(nodes)
+    ranks = [rank for rank, state in sorted(world.remote.states.items()) if state.node_rank == node]
+    assert repr(world.group.on_node(node).move) == f"<method move() of group 'arms', ranks {ranks}>"
