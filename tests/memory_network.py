@@ -179,6 +179,9 @@ class MemoryListener:
 
         self._network._leave(self, peer, peer.decode(errors="replace"), header, peer, arrive)
 
+    def admit(self, peer: bytes) -> None:
+        pass
+
     def member_of(self, peer: bytes) -> Member | None:
         return self._network.members.get(peer, LOCAL)
 

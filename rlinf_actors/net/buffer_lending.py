@@ -2,7 +2,8 @@
 
 An arena is the shared memory of one process. After Join, the first frame of a connection, the process that connects
 offers its arena by a Memory frame, and the other process answers with its own. Each reports whether it could open the
-other's arena; before that, or if it could not, every part travels in the message. A lent part is replaced by a row in
+other's arena; before that, or if it could not, every part travels in the message. A unix stream passes the arena's
+descriptor with the offer; over ZeroMQ the receiver opens it in /proc. A lent part is replaced by a row in
 the header: lease, offset and size. When the receiver's last view of a part is gone, the receiver reports the lease by a
 Dropped frame, and the owner frees the block.
 """
@@ -18,6 +19,7 @@ import msgspec
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.descriptors import descriptor_of
 from rlinf_actors.net.shared_memory import SHARED_FROM, Arena, Borrowed, Offer
 from rlinf_actors.wire import frames
 
@@ -65,7 +67,7 @@ class Lending:
     Args:
         arena: this process's shared memory; None to neither lend nor borrow.
         soon: runs a function on the loop; callable on any thread.
-        send: sends a frame to the peer; loop thread.
+        send: sends a frame to the peer, with parts if they are given; loop thread.
         peer: name of the peer, for logs.
     """
 
@@ -73,7 +75,7 @@ class Lending:
         self,
         arena: Arena | None,
         soon: Callable[[Callable[[], object]], object],
-        send: Callable[[frames.AnyFrame], object],
+        send: Callable[..., object],
         peer: str,
     ) -> None:
         self._arena = arena
@@ -104,8 +106,8 @@ class Lending:
         self._answer(False)
         return True
 
-    def heard(self, frame: frames.Memory) -> None:
-        """Handle the peer's Memory frame.
+    def heard(self, frame: frames.Memory, parts: Sequence[Buffer] = ()) -> None:
+        """Handle the peer's Memory frame, with its *parts*.
 
         If the frame offers the peer's arena, open that arena and report to the peer whether this succeeded. If the
         frame says that the peer has opened this process's arena, lend large parts to the peer from now on.
@@ -119,7 +121,9 @@ class Lending:
             return
         self._opened = True  # once: an arena that cannot be opened now cannot be opened later
         try:
-            self._borrowed = Borrowed(Offer(frame.pid, frame.fd, frame.device, frame.inode, frame.size))
+            offer = Offer(frame.pid, frame.fd, frame.device, frame.inode, frame.size)
+            passed = descriptor_of(parts[0]) if parts else None
+            self._borrowed = Borrowed(offer, None if passed is None else passed.take())
         except (OSError, ValueError) as error:
             log.info("large parts from %s come over the socket: %s", self._peer, error)
         self._answer(self._borrowed is not None)
@@ -131,7 +135,8 @@ class Lending:
             self._send(frames.Memory(opened=opened))
             return
         self._offered = True
-        self._send(frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened))
+        memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened)
+        self._send(memory, self._arena.descriptors())
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
         """Copy large parts into this process's arena before they are sent, if the peer can borrow and the arena has

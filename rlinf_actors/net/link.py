@@ -124,6 +124,9 @@ class Listener(Protocol):
                 slower for many, because they are then not sent together.
         """
 
+    def admit(self, peer: bytes) -> None:
+        """Accept large messages from *peer* from now on, because it has joined. Loop thread."""
+
     def member_of(self, peer: bytes) -> Member | None:
         """Return the member that a peer is, by the key that its connection proved. Loop thread.
 

@@ -91,6 +91,13 @@ class MessageSocket:
         """Return what to call without the lock since messages were sent, or None. The caller holds the lock."""
         return None
 
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket. Messages not sent within *linger_ms* milliseconds are dropped. Loop thread. Idempotent."""
+        raise NotImplementedError
+
+    def note_fork(self) -> None:
+        """Close this forked child's descriptors of the socket, if that does not harm its parent's."""
+
     def _name(self, peer: bytes) -> str:
         return peer.decode(errors="replace")
 
@@ -143,7 +150,7 @@ class MessageSocket:
 
     # --- in ---
 
-    def _deliver(self, peer: bytes, records: bytes, big: list[Buffer]) -> bool:
+    def _deliver(self, peer: bytes, records: Buffer, big: list[Buffer]) -> bool:
         """Handle the messages of a chunk. Return False if it is malformed."""
         try:
             messages = unpack(records, big)

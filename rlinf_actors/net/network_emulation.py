@@ -347,6 +347,9 @@ class EmulatedListener:
     def bind(self, endpoint: str) -> str:
         return self.real.bind(endpoint)
 
+    def admit(self, peer: bytes) -> None:
+        self.real.admit(peer)
+
     def member_of(self, peer: bytes) -> Member | None:
         return self.real.member_of(peer)
 

@@ -3,7 +3,8 @@
 Theory of operation. An `Arena` is one memfd, divided into blocks by `Extents`. A block is written once by its owner and
 read by the processes that it is lent to (`net.buffer_lending`). It is free again when no view of it is left in any
 process. The kernel frees the memory with the last process that maps it, so a view outlives the process that wrote it.
-`Borrowed` is another process's arena, opened through /proc/PID/fd and checked by device, inode, size and seals.
+`Borrowed` is another process's arena. Its owner passes the descriptor, or it is opened through /proc/PID/fd. It is
+checked by device, inode, size and seals.
 
 Bytes lie in a block as in the writer's memory: all readers are on this machine and have its byte order.
 
@@ -27,6 +28,7 @@ from typing import Any
 import msgspec
 
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.descriptors import part_of
 
 PAGE = 4096
 """Extents begin and end at multiples of this many bytes, so that each can be returned to the kernel on its own."""
@@ -202,6 +204,13 @@ class Arena:
                 return block
         return bytes(data)
 
+    def descriptors(self) -> list[Buffer]:
+        """Return a part with a descriptor of this arena, for `Borrowed`; no part if there is no free descriptor."""
+        try:
+            return [part_of(os.dup(self._fd))]
+        except OSError:
+            return []
+
     def place(self, part: Buffer) -> int | None:
         """Return the offset in this arena of the block that *part* is a view of; None if *part* lies elsewhere."""
         if type(part) is not memoryview or part.readonly or not isinstance(part.obj, _Bytes) or self._memory is None:
@@ -243,13 +252,20 @@ class Arena:
 class Borrowed:
     """Another process's arena, mapped into this process to read the blocks that are lent to it.
 
+    Args:
+        offer: describes the arena.
+        fd: a descriptor of the arena that its owner has passed; None to open it in /proc.
+
     Raises:
-        OSError: the arena cannot be opened (it belongs to another user or container, or its process has ended).
+        OSError: the arena cannot be opened (it belongs to another user or container, or its process has ended), or it
+            is not the one that was offered.
     """
 
-    def __init__(self, offer: Offer) -> None:
-        fd = _opened(offer)
+    def __init__(self, offer: Offer, fd: int | None = None) -> None:
+        if fd is None:
+            fd = _opened(offer)
         try:
+            _check(fd, offer)
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise OSError(f"the arena of process {offer.pid} is not sealed, and could shrink while we read it")
             self._size = offer.size
@@ -295,12 +311,16 @@ def _opened(offer: Offer) -> int:
     # O_PATH first: opening anything else that may be there, such as a device, could have effects
     there = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
-        found = os.fstat(there)
-        if (found.st_dev, found.st_ino, found.st_size) != (offer.device, offer.inode, offer.size):
-            raise OSError(f"descriptor {offer.fd} of process {offer.pid} is not the arena that was offered")
+        _check(there, offer)
         return os.open(f"/proc/self/fd/{there}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(there)
+
+
+def _check(fd: int, offer: Offer) -> None:
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino, found.st_size) != (offer.device, offer.inode, offer.size):
+        raise OSError(f"descriptor {offer.fd} of process {offer.pid} is not the arena that was offered")
 
 
 class _PyBuffer(ctypes.Structure):

@@ -15,6 +15,11 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+SUFFIX = "_u"
+"""End of the path of a worker's stream socket, which is beside the socket of its ZeroMQ listener. agentd removes what
+begins with a worker's id and "_"."""
+
+
 class PacketQueue:
     """Outgoing packets of one unix socket, in order. No method blocks. Not thread-safe.
 

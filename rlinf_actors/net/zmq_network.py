@@ -28,12 +28,23 @@ from rlinf_actors.net.connection_watch import (
 )
 from rlinf_actors.net.curve import HANDSHAKE_S, before_bind, before_connect
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
-from rlinf_actors.net.link import Diagnosis, OnAnyThread, OnFailed, OnMessage, OnRejected, OnReset, Reachability
+from rlinf_actors.net.link import (
+    Diagnosis,
+    Link,
+    Listener,
+    OnAnyThread,
+    OnFailed,
+    OnMessage,
+    OnRejected,
+    OnReset,
+    Reachability,
+)
 from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.net.message_socket import MessageSocket
 from rlinf_actors.net.reading import Reading
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Mechanism, Proof, Security
-from rlinf_actors.net.zmq_hub import HubLink, ZmqHub, hub_takes, tune_connecting
+from rlinf_actors.net.zmq_hub import ZmqHub, hub_takes, tune_connecting
 from rlinf_actors.net.zmq_socket import Socket
 from rlinf_actors.security.members import LOCAL, Gate, Member
 
@@ -66,7 +77,7 @@ class ZmqNetwork:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(65536, self._context.get(zmq.SOCKET_LIMIT)))
         self._context.socket(zmq.PAIR).close()  # the first socket starts the threads
-        self._sockets: set[Socket] = set()
+        self._sockets: set[MessageSocket] = set()
         self._hubs: dict[bool, ZmqHub] = {}
         self._zap: ZapHandler | None = None
         self.memory: Arena | None = None
@@ -89,7 +100,7 @@ class ZmqNetwork:
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
         on_any_thread: OnAnyThread | None = None,
-    ) -> ZmqListener:
+    ) -> Listener:
         return _open(lambda: ZmqListener(self, on_message, max_bytes, gate, on_failed, on_any_thread))
 
     def link(
@@ -104,7 +115,7 @@ class ZmqNetwork:
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
         on_any_thread: OnAnyThread | None = None,
-    ) -> ZmqLink | HubLink:
+    ) -> Link:
         proof = self._security.proof(endpoint, token)
         events = LinkEvents(proof.pair.public if proof is not None else "", on_rejected, on_reset)
         handlers = on_message, on_failed, on_any_thread
@@ -133,6 +144,8 @@ class ZmqNetwork:
         `forks` calls this after a fork by user code.
         """
         self.forked = True
+        for socket in self._sockets:
+            socket.note_fork()
 
     def close(self) -> None:
         for socket in list(self._sockets):
@@ -222,6 +235,9 @@ class ZmqListener(Socket):
 
     def member_of(self, peer: bytes) -> Member | None:
         return LOCAL if self._admission is None else self._admission.member_of(peer)
+
+    def admit(self, peer: bytes) -> None:
+        """Do nothing: libzmq accepts frames of any size from all peers."""
 
     def close(self, linger_ms: int = 0) -> None:
         super().close(linger_ms)

@@ -209,7 +209,7 @@ class Peer:
             OLDEST, version.VERSION, PYTHON, self.own_identity, token, self.worker_id, self.succeeds, self._me,
             PROTOCOL, sys.byteorder,
         )  # fmt: skip
-        link.send(frames.encode(join))
+        link.send(frames.encode(join), now=True)  # alone: what follows may be longer than a stranger's may be
         self._joined = link
         self._first = first
         if address != endpoint.ipc or not self._lending.offer():
@@ -398,7 +398,7 @@ class Peer:
         elif isinstance(frame, frames.Dropped):
             self._lending.dropped(frame)
         elif isinstance(frame, frames.Memory):
-            self._lending.heard(frame)
+            self._lending.heard(frame, parts)
             self._send_backlog()
         elif isinstance(frame, frames.Rejected):
             kind = _REJECTIONS.get(frame.kind, AuthenticationError)
@@ -430,7 +430,7 @@ class Peer:
         else:
             self.fail(error)
 
-    def _send_at_once(self, frame: frames.AnyFrame) -> None:
+    def _send_at_once(self, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
         """Send a frame about shared memory without waiting until the link is ready. Loop thread."""
         if self._joined is not None:
-            self._joined.send(frames.encode(frame))
+            self._joined.send(frames.encode(frame), parts)

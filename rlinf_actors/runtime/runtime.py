@@ -146,7 +146,8 @@ class Runtime:
         on_lost: Callable[[str], None] = lambda reason: None,
         on_given_up: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        from rlinf_actors.net.zmq_network import ZmqNetwork  # loads zmq: not before something is started
+        from rlinf_actors.net.local_network import LocalNetwork  # loads zmq: not before something is started
+        from rlinf_actors.net.zmq_network import ZmqNetwork
 
         settings = Settings.load()
         fault_injection.load(settings.faults)
@@ -169,7 +170,8 @@ class Runtime:
         script = role == "driver" and not _runs_tests()
         end = DriverEnd(self._fail_calls, self.io.later).begin if script and settings.end_on_lost_errors else None
         self.lost = LostErrors(script and settings.fail_on_lost_errors, self.io.later, end)
-        self.network: Network = ZmqNetwork(self.io.loop, security)  # on this thread: its check of limits may block
+        network = LocalNetwork if settings.local_link == "unix" else ZmqNetwork
+        self.network: Network = network(self.io.loop, security)  # on this thread: its check of limits may block
         self.emulated: EmulatedNetwork | None = None
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupRegistry(self)

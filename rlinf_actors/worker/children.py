@@ -36,7 +36,7 @@ from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import call_soon
-from rlinf_actors.net.unix_sockets import peer_of
+from rlinf_actors.net.unix_sockets import SUFFIX, peer_of
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire import frames, payload
@@ -100,8 +100,10 @@ class Children:
         try_send(sock, packets.Granted(self._spec.id, spec, self._place), self._extras)
 
     def remove_socket(self, child: Child) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self._place.run_dir}/w/{child.id}")
+        path = f"{self._place.run_dir}/w/{child.id}"
+        for socket_path in (path, path + SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(socket_path)
 
     def _accept(self) -> None:
         try:

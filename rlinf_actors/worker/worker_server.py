@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import hmac
 import logging
 import os
@@ -300,7 +301,7 @@ class WorkerServer:
         elif type(frame) is frames.Dropped:
             self._members[peer].dropped(frame)
         elif type(frame) is frames.Memory:
-            self._members[peer].heard(frame)
+            self._members[peer].heard(frame, parts)
             if frame.pid:
                 self._watch(peer, frame.pid)
         elif type(frame) is frames.Create:
@@ -404,7 +405,8 @@ class WorkerServer:
             self._reject(peer, "protocol", text, f"its machine is {frame.byte_order[:6]}-endian")
         else:
             memory, soon = self._network.memory, self._network.soon
-            self._members[peer] = Lending(memory, soon, lambda frame: self.send(peer, frame), frame.name)
+            self._members[peer] = Lending(memory, soon, functools.partial(self.send, peer), frame.name)
+            self._listener.admit(peer)
             if frame.worker:
                 self._workers[peer] = frame.worker
             if self.remote_peers is not None:

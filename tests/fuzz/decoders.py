@@ -17,7 +17,7 @@ from rlinf_actors.codesync import tree
 from rlinf_actors.errors import ConfigError, ProtocolError, RemoteWireError
 from rlinf_actors.group import group_spec
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.net import authentication, framing
+from rlinf_actors.net import authentication, framing, stream_framing
 from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.shared_memory import SHARED_FROM, Arena
 from rlinf_actors.security import job
@@ -56,8 +56,21 @@ def _said(kinds: Any, count: int = 2) -> tuple[bytes, ...]:
     return tuple(Liar(n).say(kind) for kind in found for n in range(count))
 
 
+_RECORDS, _BIG, _ = framing.pack([(b"h", [b"p", bytes(framing.BIG)]), (b"", [])])
+_STREAM = stream_framing.prefix(_RECORDS, [memoryview(part) for part in _BIG]) + _RECORDS + b"".join(_BIG)
+
+
 def _unchunk(data: bytes) -> object:
     return framing.unpack(data, [bytes(1), bytes(2)])
+
+
+def _unstream(data: bytes) -> object:
+    """Decode *data* as all of a stream. Bytes that the stream does not have yet are a refusal too."""
+    reader = stream_framing.ChunkReader(1 << 20)
+    chunks = list(reader.feed(data))
+    if reader.place is not None or reader.held or not chunks:
+        raise RemoteWireError("more must come")
+    return [framing.unpack(records, big) for records, big in chunks]
 
 
 def _lent(data: bytes) -> object:
@@ -72,7 +85,7 @@ def _borrower() -> Iterator[Lending]:
     arena = Arena(4 * SHARED_FROM)
     try:
         offer = arena.offer
-        near = Lending(arena, lambda function: None, lambda frame: None, "peer")
+        near = Lending(arena, lambda function: None, lambda frame, parts=(): None, "peer")
         near.heard(frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, True))
         yield near
     finally:
@@ -145,6 +158,7 @@ DECODERS = {
     "to_agent": Decoder(template_protocol.decode_to_agent, _said(template_protocol.ToAgent)),
     "to_worker": Decoder(template_protocol.decode_to_worker, _said(template_protocol.ToWorker)),
     "chunk": Decoder(_unchunk, (framing.pack([(b"h", [b"p", bytes(framing.BIG)]), (b"", [])])[0],)),
+    "stream": Decoder(_unstream, (_STREAM, _STREAM * 3)),
     "lent": Decoder(_lent, _leases()),
     "zap": Decoder(_zap, (msgspec.msgpack.encode(_ZAP),)),
     "join_token": Decoder(lambda data: job.parse(data.decode(errors="replace")), (_TOKEN,), (ConfigError,)),

@@ -22,7 +22,7 @@ async def wire(request, short_dir, rlinf_leak_check):
         yield made
 
 
-@pytest.fixture(params=[kind for kind in net_kit.KINDS if kind != "memory"])
+@pytest.fixture(params=[kind for kind in net_kit.KINDS if kind in ("ipc", "tcp")])
 async def zmq_wire(request, short_dir, rlinf_leak_check):
     """ZeroMQ only."""
     async with net_kit.wire(request.param, short_dir) as made:

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from tests.memory_network import MemoryNetwork
 
-KINDS = ("memory", "ipc", "tcp", "hub")
+KINDS = ("memory", "ipc", "tcp", "hub", "stream")
+JOIN = b"the first message of a stream"
+"""First message of a link by a unix stream, so that the listener takes large ones. No inbox has it."""
 
 
 class Inbox:
@@ -42,7 +45,8 @@ class Wire:
     def __init__(self, kind: str, folder: str) -> None:
         loop = asyncio.get_running_loop()
         self.kind = kind
-        self.network = MemoryNetwork(loop) if kind == "memory" else ZmqNetwork(loop, Security(True))
+        made = {"memory": lambda: MemoryNetwork(loop), "stream": lambda: LocalNetwork(loop, Security(True))}
+        self.network = made.get(kind, lambda: ZmqNetwork(loop, Security(True)))()
         self._folder = folder
         self._made = 0
 
@@ -53,13 +57,22 @@ class Wire:
 
     def listen(self) -> tuple[object, str, Inbox]:
         inbox = Inbox()
-        listener = self.network.listener(inbox)
+
+        def joined(peer: bytes, header: bytes, parts: list) -> None:
+            if header == JOIN:
+                listener.admit(peer)
+            else:
+                inbox(peer, header, parts)
+
+        listener = self.network.listener(joined)
         return listener, listener.bind(self.endpoint()), inbox
 
-    def link(self, endpoint: str, identity: bytes = b"me"):
+    def link(self, endpoint: str, identity: bytes = b"me", join: bool = True):
         inbox = Inbox()
-        to = "g:0" if self.kind == "hub" else ""
-        return self.network.link(endpoint, identity, inbox, to=to), inbox
+        link = self.network.link(endpoint, identity, inbox, to="g:0" if self.kind in ("hub", "stream") else "")
+        if self.kind == "stream" and join:
+            link.send(JOIN, now=True)
+        return link, inbox
 
 
 @contextlib.asynccontextmanager

@@ -20,8 +20,8 @@ class Pair:
     def __init__(self, near: Arena | None, far: Arena | None) -> None:
         self.soon: list = []
         self.said: list = []
-        self.near = Lending(near, self.soon.append, lambda frame: self._say("near", frame), "far")
-        self.far = Lending(far, self.soon.append, lambda frame: self._say("far", frame), "near")
+        self.near = Lending(near, self.soon.append, lambda frame, parts=(): self._say("near", frame), "far")
+        self.far = Lending(far, self.soon.append, lambda frame, parts=(): self._say("far", frame), "near")
 
     def _say(self, end, frame):
         self.said.append((end, frame))

@@ -146,7 +146,7 @@ async def test_close_fails_pending_requests(ends):
 
 async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
     head, client, notices = ends
-    stranger, _ = wire.link(head.endpoint, b"stranger#secret")
+    stranger, _ = wire.link(head.endpoint, b"stranger#secret", join=False)
     for bad in (b"", b"\xc1garbage", b"\x82\xa4type\xa3req\xa2id\x01"):
         stranger.send(bad)
     stranger.send(control_codec.encode(Notice(Beat("well formed"))))

@@ -110,7 +110,7 @@ async def test_a_message_to_an_unknown_peer_is_dropped(wire):
 async def test_a_listener_answers_from_its_callback(wire):
     listener = wire.network.listener(lambda peer, header, parts: listener.send(peer, b"re:" + header, parts, now=True))
     endpoint = listener.bind(wire.endpoint())
-    link, answers = wire.link(endpoint)
+    link, answers = wire.link(endpoint, join=False)
     for n in range(300):
         link.send(str(n).encode(), [b"p"])
     await answers.until(300)

@@ -1,0 +1,387 @@
+"""Unix streams between processes of one node. tests/net/test_zmq_network.py has what all transports do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+
+import net_kit
+import pytest
+from descriptor_kit import descriptors_left
+from stream_kit import World, chunk, closed, descriptors, until, world
+
+from rlinf_actors import forks
+from rlinf_actors.net import framing, unix_stream
+from rlinf_actors.net.descriptors import descriptor_of, part_of
+from rlinf_actors.net.local_network import LocalNetwork
+from rlinf_actors.net.unix_stream import HELLO, PENDING, STRANGER, StreamLink
+from rlinf_actors.net.zmq_network import ZmqNetwork
+
+
+@pytest.fixture
+async def streams(short_dir, rlinf_leak_check):
+    async with world(short_dir) as made:
+        yield made
+
+
+# --- who connects ---
+
+
+async def test_worker_without_a_stream_is_reached_by_zeromq(streams: World, short_dir: str) -> None:
+    old = ZmqNetwork(asyncio.get_running_loop())
+    heard = net_kit.Inbox()
+    endpoint = old.listener(heard).bind(f"ipc://{short_dir}/old")
+    link = streams.network.link(endpoint, b"me", net_kit.Inbox(), to="g:0")
+    assert not isinstance(link, StreamLink)
+    link.send(b"hello")
+    await heard.until(1)
+    old.close()
+
+
+async def test_process_without_streams_reaches_a_worker_by_zeromq(streams: World) -> None:
+    old = ZmqNetwork(asyncio.get_running_loop())
+    answers = net_kit.Inbox()
+    old.link(streams.endpoint, b"old", answers, to="g:0").send(b"hello")
+    await streams.heard.until(1)
+    streams.listener.send(b"old", b"welcome")
+    await answers.until(1)
+    old.close()
+
+
+async def test_path_too_long_for_a_socket_leaves_zeromq(short_dir: str, caplog, rlinf_leak_check) -> None:
+    network, heard = LocalNetwork(asyncio.get_running_loop()), net_kit.Inbox()
+    name = "n" * (106 - len(short_dir))
+    endpoint = network.listener(heard).bind(f"ipc://{short_dir}/{name}")
+    assert "reach this one by ZeroMQ" in caplog.text
+    network.link(endpoint, b"me", net_kit.Inbox(), to="g:0").send(b"hello")
+    await heard.until(1)
+    network.close()
+
+
+async def test_socket_of_an_ended_process_is_replaced_and_removed_at_the_end(short_dir: str) -> None:
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(f"{short_dir}/w{unix_stream.SUFFIX}")
+    stale.close()
+    async with world(short_dir) as streams:
+        streams.link()[0].send(b"hello")
+        await streams.heard.until(1)
+    assert os.listdir(short_dir) == []
+
+
+async def test_socket_of_a_successor_is_not_removed(streams: World) -> None:
+    os.unlink(streams.path)
+    successor = socket.socket(socket.AF_UNIX)
+    successor.bind(streams.path)
+    streams.listener.close()
+    assert os.listdir(os.path.dirname(streams.path)).count("w_u") == 1
+    successor.close()
+
+
+async def test_another_user_is_cut_off_on_both_sides(streams: World, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(unix_stream, "peer_of", lambda stream: (1, 12345))
+    rejected: list[tuple[str, bool]] = []
+    stranger = streams.stranger(b"me")
+    assert await closed(stranger)
+    streams.network.link(
+        streams.endpoint, b"me", net_kit.Inbox(), to="g:0", on_rejected=lambda *why: rejected.append(why)
+    )
+    await until(lambda: rejected)
+    assert rejected == [("a process of another user listens there", True)]
+    assert streams.connections == 0
+
+
+async def test_root_is_served(streams: World, monkeypatch) -> None:
+    monkeypatch.setattr(unix_stream.os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(unix_stream, "peer_of", lambda stream: (1, 0))
+    streams.link()[0].send(b"hello")
+    await streams.heard.until(1)
+
+
+# --- strangers ---
+
+HOSTILE = {
+    "random bytes": lambda source: source.randbytes(400),
+    "HTTP": lambda source: b"GET / HTTP/1.1\r\n\r\n",
+    "no HELLO": lambda source: chunk(b"me"),
+    "HELLO without an identity": lambda source: chunk(HELLO),
+    "a long HELLO": lambda source: chunk(HELLO + bytes(1000)),
+    "records of random bytes": lambda source: chunk(HELLO + b"x") + chunk(source.randbytes(100)),
+    "a long first chunk": lambda source: chunk(HELLO + b"x") + chunk(bytes(STRANGER)),
+    "a frame of 2^40 bytes": lambda source: (
+        chunk(HELLO + b"x") + bytes([0xC5, 0, 0, 0, 0, 1, 0, 0, 0]) + (1 << 40).to_bytes(8, "little")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_hostile_bytes_end_their_connection_and_members_are_served(streams: World, kind: str, caplog) -> None:
+    link, _ = streams.link(b"member")
+    source = random.Random(kind)
+    for _ in range(20):
+        stranger = streams.stranger()
+        stranger.send(HOSTILE[kind](source))
+        assert await closed(stranger)
+    link.send(b"hello", [bytes(1 << 20)])
+    await streams.heard.until(1)
+    assert [peer for peer, _, _ in streams.heard.messages] == [b"member"]
+    assert "dropped what" in caplog.text
+    await until(lambda: streams.connections == 1)
+
+
+async def test_silent_connections_are_bounded_and_end(streams: World, monkeypatch) -> None:
+    silent = [streams.stranger() for _ in range(PENDING + 20)]
+    await until(lambda: streams.connections == PENDING)
+    assert await closed(silent[0]), "the oldest makes room"
+    monkeypatch.setattr(unix_stream, "HANDSHAKE_S", 0.05)
+    late = streams.stranger()
+    streams.listener._streams._timer.cancel()
+    streams.listener._streams._end_silent()
+    link, _ = streams.link()
+    link.send(b"hello")
+    await streams.heard.until(1)
+    for stream in (late, *silent[1:]):
+        stream.close()
+    await until(lambda: streams.connections == 1)
+
+
+async def test_storm_of_links_is_accepted(streams: World) -> None:
+    links = [streams.link(b"%d" % n)[0] for n in range(300)]
+    for link in links:
+        link.send(b"hello")
+    await streams.heard.until(300)
+    for link in links:
+        link.close()
+    await until(lambda: streams.connections == 0)
+
+
+async def test_full_backlog_delays_a_link(streams: World, monkeypatch) -> None:
+    full = [BlockingIOError] * 3
+    connect = unix_stream.connected
+
+    def sometimes(path: str) -> socket.socket:
+        if full:
+            raise full.pop()
+        return connect(path)
+
+    monkeypatch.setattr("rlinf_actors.net.local_network.connected", sometimes)
+    monkeypatch.setattr(unix_stream, "connected", sometimes)
+    link, _ = streams.link()
+    link.send(b"1")
+    link.send(b"2", now=True)
+    await streams.heard.until(2)
+    assert streams.heard.headers == [b"1", b"2"]
+    assert streams.resets == 0
+
+
+async def test_listener_without_descriptors_accepts_later(streams: World, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(unix_stream, "PAUSE_S", 0.02)
+    with descriptors_left(1):
+        stranger = streams.stranger()
+        await until(lambda: "no connection can be accepted" in caplog.text)
+        stranger.close()
+    link, _ = streams.link()
+    link.send(b"hello")
+    await streams.heard.until(1)
+
+
+# --- identities ---
+
+
+async def test_reconnected_link_replaces_its_connection(streams: World) -> None:
+    first = streams.stranger(b"me")
+    await until(lambda: b"me" in streams.listener._streams)
+    _, answers = streams.link(b"me")
+    assert await closed(first)
+    streams.listener.send(b"me", b"for the second")
+    await answers.until(1)
+
+
+async def test_message_to_a_peer_that_has_gone_is_reported(streams: World) -> None:
+    link, _ = streams.link()
+    link.send(b"hello")
+    await streams.heard.until(1)
+    unreachable: list[bytes] = []
+    streams.listener.on_unreachable = unreachable.append
+    link.close()
+    await until(lambda: streams.connections == 0)
+    streams.listener.send(b"me", b"late")
+    await until(lambda: unreachable)
+    assert unreachable == [b"me"]
+
+
+# --- lost connections ---
+
+
+async def test_link_connects_again_and_reports_that_messages_may_be_lost(streams: World) -> None:
+    link, _ = streams.link()
+    link.send(b"1")
+    await streams.heard.until(1)
+    streams.listener.close()
+    await until(lambda: link._connection is None)
+    link.send(b"kept until there is a listener")
+    streams.listen()
+    await streams.heard.until(1)
+    assert (streams.resets, streams.heard.headers) == (1, [b"kept until there is a listener"])
+
+
+async def test_malformed_answer_ends_the_link_s_connection(streams: World) -> None:
+    streams.link()
+    await until(lambda: b"me" in streams.listener._streams)
+    streams.listener._streams._peers[b"me"].socket.send(b"no chunk at all")
+    await until(lambda: streams.resets == 1)
+
+
+async def test_data_before_the_end_of_a_process_arrives(streams: World) -> None:
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "s.sendall(bytes.fromhex(sys.argv[2])); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    last = chunk(HELLO + b"it") + chunk(framing.pack([(b"last words", [])])[0])
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, streams.path, last.hex())
+    assert await process.wait() == -9
+    await streams.heard.until(1)
+    assert streams.heard.headers == [b"last words"]
+    await until(lambda: streams.connections == 0)
+
+
+# --- sending ---
+
+
+async def test_peer_that_does_not_read_blocks_nobody(streams: World) -> None:
+    slow = streams.stranger(b"slow")
+    await until(lambda: b"slow" in streams.listener._streams)
+    _, answers = streams.link(b"quick")
+    await until(lambda: b"quick" in streams.listener._streams)
+    for n in range(300):
+        streams.listener.send(b"slow", b"%d" % n, [bytes(30_000)], now=True)
+    streams.listener.send(b"quick", b"hello", now=True)
+    await answers.until(1)
+    assert streams.listener._streams._peers[b"slow"].unsent
+    slow.close()
+    await until(lambda: b"slow" not in streams.listener._streams)
+
+
+async def test_messages_to_a_slow_peer_arrive_in_order_and_whole(streams: World) -> None:
+    link, _ = streams.link()
+    sent = []
+    for n in range(400):
+        parts = [bytes([n % 251]) * size for size in (3, 20_000 + n, 70_000)[: n % 4]]
+        link.send(b"%d" % n, parts, now=n % 2 == 0)
+        sent.append((b"me", b"%d" % n, parts))
+    await streams.heard.until(400)
+    assert streams.heard.messages == sent
+    assert not link._connection.unsent
+
+
+async def test_thousands_of_large_parts_fit_into_one_message(streams: World) -> None:
+    link, _ = streams.link()
+    parts = [bytes([n % 251]) * framing.BIG for n in range(2500)]
+    link.send(b"many", parts)
+    await streams.heard.until(1)
+    assert streams.heard.messages[0][2] == parts
+
+
+async def test_close_sends_what_waits_within_the_linger_time(streams: World) -> None:
+    slow = streams.stranger(b"slow")
+    await until(lambda: b"slow" in streams.listener._streams)
+    for _ in range(50):
+        streams.listener.send(b"slow", b"x", [bytes(100_000)])
+    reading = asyncio.create_task(asyncio.to_thread(read_all, slow))
+    await asyncio.to_thread(lambda: None)
+    streams.listener.close(5000)
+    assert await reading > 5_000_000
+
+
+def read_all(stream: socket.socket) -> int:
+    stream.setblocking(True)
+    total = 0
+    while data := stream.recv(1 << 20):
+        total += len(data)
+    stream.close()
+    return total
+
+
+# --- descriptors ---
+
+
+async def test_descriptor_arrives_with_its_message(streams: World) -> None:
+    got: list = []
+    listener = streams.network.listener(lambda peer, header, parts: got.append((header, parts)))
+    listener.bind(streams.endpoint + "2")
+    link = streams.network.link(streams.endpoint + "2", b"me", net_kit.Inbox(), to="g:0")
+    before = descriptors()
+    read, write = os.pipe()
+    link.send(b"first", [b"a"])
+    link.send(b"it", [b"", part_of(os.dup(write)), b"b"])
+    link.send(b"last")
+    await until(lambda: len(got) == 3)
+    header, parts = got[1]
+    assert (header, bytes(parts[0]), bytes(parts[2])) == (b"it", b"", b"b")
+    passed = descriptor_of(parts[1]).take()
+    assert os.get_inheritable(passed) is False
+    os.write(passed, b"through it")
+    assert os.read(read, 100) == b"through it"
+    for fd in (read, write, passed):
+        os.close(fd)
+    got.clear()
+    del parts
+    await asyncio.sleep(0)
+    assert descriptors() <= before + 2, "the connection's own"
+    link.close()
+    listener.close()
+
+
+async def test_descriptor_that_nobody_takes_is_closed(streams: World) -> None:
+    link, _ = streams.link()
+    link.send(b"x")
+    await streams.heard.until(1)
+    before = descriptors()
+    for _ in range(20):
+        link.send(b"it", [part_of(os.open("/dev/null", os.O_RDONLY))], now=True)
+    await streams.heard.until(21)
+    assert descriptors() == before
+
+
+async def test_receiver_without_descriptors_finds_an_empty_part(streams: World) -> None:
+    got: list = []
+    streams.network.listener(lambda peer, header, parts: got.append(parts)).bind(streams.endpoint + "2")
+    link = streams.network.link(streams.endpoint + "2", b"me", net_kit.Inbox(), to="g:0")
+    link.send(b"x", [b"y"])
+    await until(lambda: got)
+    part = part_of(os.open("/dev/null", os.O_RDONLY))
+    with descriptors_left(0):
+        link.send(b"it", [part])
+        await until(lambda: len(got) == 2)
+    assert descriptor_of(got[1][0]) is None
+    assert len(got[1][0]) == 0
+
+
+# --- forks ---
+
+
+async def test_forked_child_never_writes_and_keeps_no_connection(streams: World) -> None:
+    link, answers = streams.link()
+    link.send(b"1")
+    await streams.heard.until(1)
+    pid = os.fork()
+    if not pid:
+        link.send(b"of the child", now=True)
+        streams.listener.send(b"me", b"of the child", now=True)
+        os._exit(0 if forks.generation() == 1 and link._connection.socket.fileno() < 0 else 1)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert status == 0
+    link.send(b"2", now=True)
+    await streams.heard.until(2)
+    assert (streams.heard.headers, answers.headers) == ([b"1", b"2"], [])
+
+
+async def test_descriptors_are_not_inherited_by_programs(streams: World) -> None:
+    link, _ = streams.link()
+    link.send(b"1")
+    await streams.heard.until(1)
+    server = streams.listener._streams
+    sockets = [link._connection.socket, server._peers[b"me"].socket, server._listening[0][0]]
+    assert not any(os.get_inheritable(stream.fileno()) for stream in sockets)
