@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from rlinf_actors import Channel, Cluster, RlinfActorsError, Worker
+from rlinf_actors.channel.request_sender import RequestSender
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.wire import frames
 
@@ -62,7 +63,7 @@ class Member(Worker):
     def get_and_die(self, name: str) -> None:
         """Take an item, and end before the acknowledgement is sent."""
         channel = self.connect_channel(name)
-        self._context.runtime.io.submit(_stop_acknowledging(channel)).result()
+        RequestSender.acknowledge = lambda sender, call: None
         channel.get(timeout=60)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -104,11 +105,6 @@ class Member(Worker):
 
     def end(self, code: int) -> None:
         os._exit(code)
-
-
-async def _stop_acknowledging(channel: Channel) -> None:
-    channel._backend._acknowledge = lambda: None
-    channel._backend.taken = lambda peer, call: None
 
 
 def _error(call: Callable[[], Any]) -> str:
