@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -18,14 +19,23 @@ _unpack = msgspec.msgpack.Decoder().decode
 def key_bytes(key: Hashable) -> bytes:
     """Return a key encoded as bytes. Equal keys give equal bytes in every process.
 
+    The results of recent keys are kept, because a process uses few keys for many items.
+
     Raises:
         UsageError: the key is not a str, int, float, bool, bytes or None, or a tuple of such values. Other objects
             cannot be keys, because pickles of equal objects may differ.
     """
     try:
-        return _pack(_normal(key))
+        return _encoded(key)
     except OverflowError:
         raise UsageError(f"{key!r} cannot be a channel's key: it has more than 64 bits") from None
+    except TypeError:  # it has no hash
+        return _pack(_normal(key))
+
+
+@functools.lru_cache(maxsize=256)
+def _encoded(key: Hashable) -> bytes:
+    return _pack(_normal(key))
 
 
 def key_of(data: bytes) -> Any:

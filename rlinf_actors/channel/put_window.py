@@ -23,6 +23,7 @@ from rlinf_actors.wire import frames
 
 if TYPE_CHECKING:
     from rlinf_actors.channel.client import RemoteChannel
+    from rlinf_actors.runtime.peer import Peer
 
 WINDOW_BYTES = 32 << 20
 """Bytes of puts of one process that may be on their way to a channel, or wait in its host for room.
@@ -49,9 +50,16 @@ class Put(AsyncWork[None], Withdrawable):
         self.weight = weight
         self.nowait = nowait
         self.parts = parts
-        self.nbytes = sum([len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts])
+        self.nbytes = 0
+        for part in parts:
+            self.nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
         self.call = 0
         self.channel: RemoteChannel | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """The host of the key."""
+        return self.sender.peer
 
     def begin(self, channel: RemoteChannel, sender: RequestSender) -> None:
         """Send the put by *sender* as soon as the PutWindow has room."""
@@ -72,7 +80,7 @@ class Put(AsyncWork[None], Withdrawable):
     def forget(self) -> None:
         """Tell the host to cancel the put, and ignore the host's answers. Loop thread only."""
         if self.call:
-            self.sender.peer.pending.pop(self.call, None)
+            self.peer.pending.pop(self.call, None)
             self.sender.send(frames.ChannelCancel(self.call, True))
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:

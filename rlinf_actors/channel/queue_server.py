@@ -1,7 +1,7 @@
 """QueueServer: answers the requests of the job's processes to one ChannelQueue, in the channel's host process.
 
-It runs on the I/O thread only, and never unpickles an item. It accepts an item only when all bytes of the item are in
-the host's own memory, so that the item survives the death of its producer.
+It runs on the I/O thread only, and never unpickles an item. It accepts an item only when the host owns all bytes of the
+item, by a copy or in a block that the producer has handed over, so that the item survives the death of its producer.
 """
 
 from __future__ import annotations

@@ -56,12 +56,13 @@ class RequestSender:
         peer, parts = self.peer, put.parts
         alone = not peer.pending
         put.call = peer.open(put)
-        trace_sent(put)
+        if put.span:
+            trace_sent(put)
         if put.done():
             return  # the host is gone
         if put.nowait or len(parts) != 1 or put.nbytes >= BIG:
             frame = frames.ChannelPut(put.call, put.key, put.weight, put.nowait, True)
-            self.send(frame, parts, now=alone)
+            self.send(frame, parts, now=alone, give=True)
         else:
             self._add((put.key, put.call, put.weight, parts[0]), alone)
 
@@ -79,12 +80,14 @@ class RequestSender:
         under_way = len(pending) - (call in pending)  # the loop may not have removed this one yet
         self._add(call, not under_way and not arrived)
 
-    def send(self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send a frame behind all earlier requests. *now*: True to write to the socket on this thread if possible."""
+    def send(
+        self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, give: bool = False
+    ) -> None:
+        """Send a frame behind all earlier requests. *now* and *give* are those of `Peer.send`."""
         with self._lock:
             if self._waiting:
                 self._send_waiting()
-            self.peer.send(frame, parts, now=now)
+            self.peer.send(frame, parts, now=now, give=give)
 
     def flush(self) -> None:
         """Send all requests that wait."""

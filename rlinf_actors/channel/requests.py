@@ -27,6 +27,7 @@ from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, Connection
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import printable
@@ -297,7 +298,8 @@ class RequestMaker:
         )
 
     def _start(self, request: R, timeout: float | None) -> R:
-        trace_request(request)
+        if recorder.active is not None:
+            trace_request(request)
         self._begin(request)
         if timeout is not None:
             limit(self._io, request, timeout)

@@ -11,6 +11,7 @@ Dropped frame, and the owner frees the block.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import msgspec
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import descriptor_of
+from rlinf_actors.net.further_arenas import FurtherArenas
 from rlinf_actors.net.shared_memory import SHARED_FROM, Arena, Borrowed, Offer
 from rlinf_actors.wire import frames
 
@@ -38,12 +40,14 @@ class _Leases(msgspec.Struct, frozen=True, array_like=True):
             use.
         rows: (index of the part, lease, offset in the sender's arena, size in bytes) of each lent part.
         header: the message's own header.
+        further: (index, lease, offset, size, arena number) of each part that lies in a further arena of the sender.
     """
 
     alone: bool
     crowded: bool
     rows: list[tuple[int, int, int, int]]
     header: bytes
+    further: list[tuple[int, int, int, int, int]] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,7 +59,7 @@ def lent(header: bytes) -> tuple[bytes, int]:
     if header[:1] != MARK:
         return header, 0
     leases = _decode(memoryview(header)[1:])
-    return leases.header, sum(size for _, _, _, size in leases.rows)
+    return leases.header, sum(row[3] for row in (*leases.rows, *leases.further))
 
 
 class Lending:
@@ -90,6 +94,7 @@ class Lending:
         self._numbers = itertools.count(1)
         self._dropped: collections.deque[int] = collections.deque()
         self._reporting = False
+        self._further = FurtherArenas(arena, soon, send, peer)
 
     @property
     def lent_bytes(self) -> int:
@@ -159,7 +164,13 @@ class Lending:
             stored[index] = block
         return stored, True
 
-    def pack(self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True) -> tuple[bytes, Sequence[Buffer]]:
+    def heard_further(self, frame: frames.Shown | frames.Opened | frames.Hidden, parts: Sequence[Buffer] = ()) -> None:
+        """Handle a frame of the peer, with its *parts*, about a further arena."""
+        self._further.heard(frame, parts)
+
+    def pack(
+        self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True, give: bool = False
+    ) -> tuple[bytes, Sequence[Buffer]]:
         """Return the header and parts to send to the peer. Any thread.
 
         If the peer can borrow and the arena has room, large parts are lent: b"" is sent in their place, and the
@@ -170,15 +181,27 @@ class Lending:
             parts: the message's parts.
             alone: True if these parts are sent to no other peer. If False, a receiver that writes to a part changes
                 only its own copy.
+            give: True to hand the parts over, if the peer accepts that: the peer then keeps them without a copy.
         """
         arena = self._arena
         if arena is None or not self._lends:
             return header, parts
         rows: list[tuple[int, int, int, int]] = []
+        further: list[tuple[int, int, int, int, int]] = []
+        crowded = arena.crowded
         sent = list(parts)
         for index, part in enumerate(parts):
             size = len(part) if type(part) is bytes else memoryview(part).nbytes
             if size < SHARED_FROM:
+                continue
+            found = self._further.place(part, give)
+            if found is not None:
+                part, number, place, little_left = found
+                lease = next(self._numbers)
+                self._lent[lease] = part
+                sent[index] = b""
+                further.append((index, lease, place, size, number))
+                crowded |= little_left
                 continue
             offset = arena.place(part)
             if offset is None:
@@ -191,9 +214,9 @@ class Lending:
             self._lent[lease] = part
             sent[index] = b""
             rows.append((index, lease, offset, size))
-        if not rows:
+        if not rows and not further:
             return header, parts
-        return MARK + _encode(_Leases(alone, arena.crowded, rows, header)), sent
+        return MARK + _encode(_Leases(alone, crowded, rows, header, further)), sent
 
     def unpack(self, header: bytes, parts: list[Buffer]) -> bytes:
         """Replace the lent parts of a received message by views of the peer's arena. Return the message's own header.
@@ -207,16 +230,14 @@ class Lending:
             return header
         try:
             leases = _decode(memoryview(header)[1:])
-            if self._borrowed is None:
-                raise ValueError("it was never opened")
-            for index, lease, offset, size in leases.rows:
-                parts[index] = self._borrowed.view(
-                    offset,
-                    size,
-                    leases.alone,
-                    leases.crowded,
-                    lambda lease=lease: self._drop(lease),  # type: ignore[misc]
-                )
+            rows = [(*row, 0) for row in leases.rows]
+            for index, lease, offset, size, number in [*rows, *leases.further]:
+                source = self._further.opened(number) if number else self._borrowed
+                if source is None:
+                    raise ValueError("it was never opened")
+                ended = functools.partial(self._drop, lease)
+                view = source.view(offset, size, leases.alone, leases.crowded, ended)
+                parts[index] = view
         except (msgspec.DecodeError, ValueError, IndexError) as error:
             raise RemoteWireError(f"lent parts that are not in the sender's memory: {error}") from None
         return leases.header
@@ -239,6 +260,7 @@ class Lending:
     def close(self) -> None:
         """Stop lending and borrowing on this connection. Views of the peer's arena that exist already stay valid."""
         self.borrower_gone()
+        self._further.close()
         self._arena = None
         self._borrowed = None
 

@@ -22,6 +22,7 @@ import functools
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,7 @@ class _Bytes(ctypes.Array):  # type: ignore[type-arg]
     _length_ = 0
     crowded = False
     ended: Callable[[], object] | None = None
+    kept: Borrowed | None = None  # the arena of a block that was handed over to this process
 
     def __del__(self) -> None:
         if self.ended is not None:
@@ -140,6 +142,7 @@ class Arena:
         offer: tells other processes where to open this arena.
         stores: number of blocks written so far.
         on_store: called after each block was written.
+        another: makes another arena of this process, with a limit.
 
     Raises:
         OSError: the system provides no memfd.
@@ -164,6 +167,7 @@ class Arena:
         self._touched = 0
         self.stores = 0
         self.on_store: Callable[[], object] = lambda: None
+        self.another: Callable[[int], Arena] = Arena
 
     @property
     def used(self) -> int:
@@ -206,10 +210,7 @@ class Arena:
 
     def descriptors(self) -> list[Buffer]:
         """Return a part with a descriptor of this arena, for `Borrowed`; no part if there is no free descriptor."""
-        try:
-            return [part_of(os.dup(self._fd))]
-        except OSError:
-            return []
+        return _passed(self._fd)
 
     def place(self, part: Buffer) -> int | None:
         """Return the offset in this arena of the block that *part* is a view of; None if *part* lies elsewhere."""
@@ -221,7 +222,7 @@ class Arena:
     @functools.cached_property
     def _base(self) -> int:
         assert self._memory is not None
-        return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
+        return _address(self._memory)
 
     def trim(self) -> None:
         """Give the memory of free blocks back to the system, except for WARM bytes, which are faster to use again."""
@@ -255,13 +256,24 @@ class Borrowed:
     Args:
         offer: describes the arena.
         fd: a descriptor of the arena that its owner has passed; None to open it in /proc.
+        keep: True for an arena whose blocks are handed over to this process: it stays open, so that this process can
+            offer it to others, also after its owner's end.
+
+    Attributes:
+        offer: tells other processes where this process has the arena open; None unless *keep*.
+        on_unused: by owner, callbacks for when the arena is abandoned and no block is used any more. They are called on
+            any thread, with any lock held.
 
     Raises:
         OSError: the arena cannot be opened (it belongs to another user or container, or its process has ended), or it
             is not the one that was offered.
     """
 
-    def __init__(self, offer: Offer, fd: int | None = None) -> None:
+    def __init__(self, offer: Offer, fd: int | None = None, keep: bool = False) -> None:
+        self.offer: Offer | None = None
+        self.on_unused: dict[object, Callable[[], object]] = {}
+        self._used: dict[int, int] = {}  # size of each kept block that has views, by offset
+        self._abandoned = False
         if fd is None:
             fd = _opened(offer)
         try:
@@ -271,9 +283,13 @@ class Borrowed:
             self._size = offer.size
             self._alone = mmap.mmap(fd, offer.size)
             # for blocks that several processes borrow: a borrower that writes gets pages of its own
-            self._together = mmap.mmap(fd, offer.size, access=mmap.ACCESS_COPY)
+            self._together = self._alone if keep else mmap.mmap(fd, offer.size, access=mmap.ACCESS_COPY)
+            if keep:
+                self.offer = Offer(os.getpid(), fd, offer.device, offer.inode, offer.size)
+                weakref.finalize(self, os.close, fd)
         finally:
-            os.close(fd)
+            if self.offer is None:
+                os.close(fd)
 
     def view(self, offset: int, size: int, alone: bool, crowded: bool, ended: Callable[[], object]) -> memoryview:
         """Return a writable view of a block of the other process's arena.
@@ -291,7 +307,13 @@ class Borrowed:
         """
         if not 0 <= offset <= offset + size <= self._size or size == 0:
             raise ValueError(f"bytes {offset} to {offset + size} are outside an arena of {self._size}")
-        if alone:
+        if self.offer is not None:
+            if offset % PAGE or offset in self._used:
+                raise ValueError(f"the block at {offset} does not begin a page, or was handed over before")
+            self._used[offset] = size
+            part = _bytes_at(self._alone, offset, size, functools.partial(self._unused, offset, ended))
+            part.obj.kept = self  # type: ignore[attr-defined]
+        elif alone:
             part = _bytes_at(self._alone, offset, size, ended)
         else:
             memory = self._together
@@ -305,6 +327,63 @@ class Borrowed:
         assert isinstance(part.obj, _Bytes)
         part.obj.crowded = crowded
         return part
+
+    def descriptors(self) -> list[Buffer]:
+        """Return what `Arena.descriptors` returns, for an arena that is kept."""
+        assert self.offer is not None
+        return _passed(self.offer.fd)
+
+    def place(self, part: memoryview) -> int:
+        """Return the offset of the kept block that *part* is a view of."""
+        return ctypes.addressof(ctypes.c_ubyte.from_buffer(part)) - self._base
+
+    def abandon(self) -> None:
+        """Give the memory of all blocks without views back to the system, and that of others when their views end.
+
+        Called when the arena's owner has ended, or will not write into the arena any more.
+        """
+        self._abandoned = True  # first: a view that ends from now on frees its own block
+        start = 0
+        for offset, size in [*sorted(self._used.items()), (self._size, 0)]:
+            self._free(start, offset - start)
+            start = max(start, offset + -(-size // PAGE) * PAGE)
+        self._end_if_unused()
+
+    def _unused(self, offset: int, ended: Callable[[], object]) -> None:
+        size = self._used.pop(offset)
+        ended()
+        if self._abandoned:
+            self._free(offset, -(-size // PAGE) * PAGE)
+            self._end_if_unused()
+
+    def _free(self, start: int, length: int) -> None:
+        if length > 0:
+            self._alone.madvise(mmap.MADV_REMOVE, start, length)
+
+    def _end_if_unused(self) -> None:
+        if not self._used:
+            while self.on_unused:
+                self.on_unused.popitem()[1]()
+
+    @functools.cached_property
+    def _base(self) -> int:
+        return _address(self._alone)
+
+
+def kept(part: Buffer) -> Borrowed | None:
+    """Return the arena of the block that *part* is a view of, if the block was handed over to this process."""
+    return part.obj.kept if type(part) is memoryview and isinstance(part.obj, _Bytes) else None
+
+
+def _passed(fd: int) -> list[Buffer]:
+    try:
+        return [part_of(os.dup(fd))]
+    except OSError:
+        return []
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
 
 
 def _opened(offer: Offer) -> int:

@@ -293,7 +293,13 @@ class Peer:
         callback(self.error)
 
     def send(
-        self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
+        self,
+        frame: frames.AnyFrame,
+        parts: Sequence[Buffer] = (),
+        *,
+        now: bool = False,
+        alone: bool = True,
+        give: bool = False,
     ) -> None:
         """Send a message to the worker; until the link is ready, keep it in the backlog. Any thread.
 
@@ -303,10 +309,19 @@ class Peer:
             frame, parts: the message.
             now: True to write to the socket on this thread if no message waits before this one, which is faster.
             alone: True if the parts are sent to no other worker. Parts in shared memory may then be writable there.
+            give: True to hand the parts over, so that the worker can keep them without a copy (`net.further_arenas`).
         """
-        self.post(frames.encode(frame), parts, now=now, alone=alone)
+        self.post(frames.encode(frame), parts, now=now, alone=alone, give=give)
 
-    def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True) -> None:
+    def post(
+        self,
+        header: bytes,
+        parts: Sequence[Buffer] = (),
+        *,
+        now: bool = False,
+        alone: bool = True,
+        give: bool = False,
+    ) -> None:
         """Send a message like `send`, with an encoded header: a call to several ranks is encoded once. Any thread."""
         link = self._link
         if link is None:
@@ -322,7 +337,7 @@ class Peer:
                     self._needed()
                 return
         if len(parts) > 1:  # large parts come behind the first
-            header, parts = self._lending.pack(header, parts, alone=alone)
+            header, parts = self._lending.pack(header, parts, alone=alone, give=give)
         link.send(header, parts, now=now)
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
@@ -400,6 +415,8 @@ class Peer:
         elif isinstance(frame, frames.Memory):
             self._lending.heard(frame, parts)
             self._send_backlog()
+        elif isinstance(frame, (frames.Shown, frames.Opened, frames.Hidden)):
+            self._lending.heard_further(frame, parts)
         elif isinstance(frame, frames.Rejected):
             kind = _REJECTIONS.get(frame.kind, AuthenticationError)
             self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))

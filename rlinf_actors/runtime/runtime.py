@@ -74,10 +74,14 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
     if limit <= 0:
         return None
     try:
-        arena = Arena(limit)
+        return _trimmed(limit, io)
     except OSError as error:
         log.warning("no shared memory, so large arrays are copied through sockets: %s", error)
         return None
+
+
+def _trimmed(limit: int, io: IoThread) -> Arena:
+    arena = Arena(limit)
     armed = False  # no timer runs while the process is idle
 
     def stored() -> None:  # any thread
@@ -98,6 +102,7 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
             arena.trim()
 
     arena.on_store = stored
+    arena.another = lambda limit: _trimmed(limit, io)
     return arena
 
 

@@ -12,12 +12,32 @@ from typing import Union
 
 import msgspec
 
+from rlinf_actors.wire.channel_frames import (
+    ChannelAccepted,
+    ChannelAck,
+    ChannelBatch,
+    ChannelCancel,
+    ChannelClose,
+    ChannelFrame,
+    ChannelGet,
+    ChannelGets,
+    ChannelItems,
+    ChannelLook,
+    ChannelPut,
+    ChannelPuts,
+    ChannelRelease,
+    ChannelShow,
+    ChannelWhere,
+)
+from rlinf_actors.wire.frame import Frame
 from rlinf_actors.wire.protocol import ChildPath, Number, Pid, WorkerId, checked
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
-
-class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """Base of the headers of all messages that processes of one job send directly to each other."""
+__all__ = [  # of other modules; callers name all frames `frames.X`
+    "ChannelAccepted", "ChannelAck", "ChannelBatch", "ChannelCancel", "ChannelClose", "ChannelFrame",
+    "ChannelGet", "ChannelGets", "ChannelItems", "ChannelLook", "ChannelPut", "ChannelPuts", "ChannelRelease",
+    "ChannelShow", "ChannelWhere", "Frame",
+]  # fmt: skip
 
 
 class Join(Frame, frozen=True, tag=0):
@@ -199,6 +219,35 @@ class Dropped(Frame, frozen=True, tag=11):
     leases: list[int]
 
 
+class Shown(Frame, frozen=True, tag=15):
+    """Offer of further shared memory: arena `number` of the sender. The other fields are those of Memory.
+
+    `handed_over`: True if the sender hands blocks of the arena over: it will not write to a block, nor use it again,
+    until the receiver releases the block, and not at all after this link was lost. The receiver may then offer the
+    arena to others. Answered by Opened if the receiver has opened the arena.
+    """
+
+    number: int
+    pid: Pid
+    fd: int
+    device: int
+    inode: int
+    size: int
+    handed_over: bool = False
+
+
+class Opened(Frame, frozen=True, tag=16):
+    """Reply to Shown: the sender's messages may refer to blocks in its arena `number`."""
+
+    number: int
+
+
+class Hidden(Frame, frozen=True, tag=17):
+    """End of what Shown began: no message will refer to the sender's arena `number` any more."""
+
+    number: int
+
+
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     """Description of one tensor whose bytes are not among the parts of its message.
 
@@ -337,156 +386,6 @@ class LaneEnded(Frame, frozen=True, tag=33):
     text: str
 
 
-class ChannelPut(Frame, frozen=True, tag=40):
-    """Append the item that follows this header to the queue of `key`.
-
-    Answered by Ok once the channel has the item, or by Raised(kind: full, closed, cancelled). `weight` is the item's
-    weight, by which ChannelBatch counts. `nowait`: True to answer with "full" instead of waiting for room. `many`: True
-    if the sender reads ChannelAccepted, with which the host then answers instead of Ok.
-    """
-
-    id: int
-    key: bytes
-    weight: Union[int, Number]
-    nowait: bool
-    many: bool = False
-
-
-class ChannelGet(Frame, frozen=True, tag=41):
-    """Remove the first item of a key. Answered by Ok, or by Raised(kind: empty, closed, cancelled).
-
-    Ok is followed by a list with one entry, then by the item's parts. The entry is (number of parts, weight of the
-    item, True if a consumer may have received the item before). `nowait`: True to answer with "empty" instead of
-    waiting for an item.
-
-    If `taker` (the consumer's name, for people) is set, the request is a take: the host keeps the item as "in
-    processing" until a ChannelRelease names this request. The entry then also contains the number of this delivery; a
-    host of protocol 6 does not know takes and omits the number. A take may also be answered by Raised(kind:
-    undeliverable), followed by the number of deliveries, the last consumer, and the reason for which its delivery
-    failed.
-
-    `many`: True if the sender reads ChannelItems, with which the host may then answer a get instead of Ok.
-    """
-
-    id: int
-    key: bytes
-    nowait: bool
-    taker: str = ""
-    many: bool = False
-
-
-class ChannelBatch(Frame, frozen=True, tag=42):
-    """Remove the first items of a key until their weights add up to `target`.
-
-    Answered like ChannelGet, with one entry for each item in the list that follows Ok.
-    """
-
-    id: int
-    key: bytes
-    target: Union[int, Number]
-
-
-class ChannelAck(Frame, frozen=True, tag=43):
-    """Acknowledgement: the items that answered the ChannelGets and ChannelBatches `ids` have reached the user's code.
-
-    The host then forgets these items.
-    """
-
-    ids: list[int]
-
-
-class ChannelCancel(Frame, frozen=True, tag=44):
-    """Cancel the put, get or batch with the number `id`.
-
-    If `back` is True, items that are already on their way to the sender return to the queue.
-    """
-
-    id: int
-    back: bool
-
-
-class ChannelLook(Frame, frozen=True, tag=45):
-    """Ask for the size of a key's queue. Answered by Ok with [number of items, True if the queue is full]."""
-
-    id: int
-    key: bytes
-
-
-class ChannelShow(Frame, frozen=True, tag=46):
-    """Ask for the waiting items, to show them. Answered by Ok with [closed, a row for each key]; small items follow.
-
-    Since protocol 7 `what` can be "counts", "list" or "drain"; a host of protocol 6 ignores it. "counts" adds the
-    number of undeliverable items of each key to the answer. "list" and "drain" return the undeliverable items of `key`,
-    after [None, descriptions of the items]; "drain" also removes the items, and is acknowledged like a get.
-    """
-
-    id: int
-    what: str = ""
-    key: bytes = b""
-
-
-class ChannelClose(Frame, frozen=True, tag=47):
-    """Close the channel: it accepts no more puts. Answered by Ok."""
-
-    id: int
-
-
-class ChannelWhere(Frame, frozen=True, tag=48):
-    """Ask replica 0 of a distributed channel which replica has a key. Answered by Ok with that replica's rank.
-
-    If no replica has the key yet, replica `rank` gets the key. It is the replica on the sender's node, if there is one.
-    """
-
-    id: int
-    key: bytes
-    rank: int
-
-
-class ChannelRelease(Frame, frozen=True, tag=49):
-    """End the take `take` (the id of its ChannelGet). Sent only to hosts that have answered a take. Since protocol 7.
-
-    `error` says why the item was not processed, None if it was. Answered by Ok, or by Raised(kind: gone) if the host no
-    longer waits for this release; not answered if `id` is 0.
-    """
-
-    id: int
-    take: int
-    error: Union[str, None] = None
-
-
-class ChannelPuts(Frame, frozen=True, tag=50):
-    """Several ChannelPuts of one key, of items of one part each. Sent only to hosts that have sent ChannelAccepted.
-
-    Part n is the item of put `ids[n]`, whose weight is `weights[n]`, or 0 if `weights` is empty.
-    """
-
-    ids: list[int]
-    key: bytes
-    weights: list[Union[int, Number]] = []
-
-
-class ChannelGets(Frame, frozen=True, tag=51):
-    """Several ChannelGets of one key. Sent only to hosts that have sent ChannelItems or ChannelAccepted."""
-
-    ids: list[int]
-    key: bytes
-
-
-class ChannelAccepted(Frame, frozen=True, tag=52):
-    """Reply to the puts `ids`: the channel has their items. Sent to processes that set `many`."""
-
-    ids: list[int]
-
-
-class ChannelItems(Frame, frozen=True, tag=53):
-    """Reply to the gets `ids`: part n is the item for get `ids[n]`. Sent to processes that set `many`.
-
-    No consumer has received these items before, and each has one part. All other items are sent by Ok.
-    """
-
-    ids: list[int]
-
-
 class WhereIs(Frame, frozen=True, tag=60):
     """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own). Since protocol 7.
 
@@ -519,16 +418,10 @@ class Resized(Frame, frozen=True, tag=14):
     world_size: int
 
 
-ChannelFrame = Union[
-    ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
-    ChannelWhere, ChannelRelease, ChannelPuts, ChannelGets,
-]  # fmt: skip
-"""Headers that a channel's host receives."""
-
 AnyFrame = Union[
-    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped,
-    UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, ChannelAccepted, ChannelItems, WhereIs,
-    ChildIs, ChildEnded, Resized,
+    Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped, Shown,
+    Opened, Hidden, UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, ChannelAccepted,
+    ChannelItems, WhereIs, ChildIs, ChildEnded, Resized,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -12,7 +13,7 @@ from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import RlinfActorsError
-from rlinf_actors.model.buffers import Buffer, lent
+from rlinf_actors.net.further_arenas import owned
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
@@ -48,10 +49,7 @@ class ChannelHost(Worker):
         others = self._world_size - 1 if self._rank == 0 else 0
         ending = _Ending(runtime, server, self._group_name, others)
         queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
-
-        def keep(part: Buffer) -> Buffer:
-            return runtime.copy(part) if lent(part) else part
-
+        keep = functools.partial(owned, copy=runtime.copy)
         send, watch, emulated = server.send, runtime.watched.watch, runtime.emulated
         queue_server = QueueServer(queue, send, watch, keep, ending.begin, emulated)
 

@@ -304,6 +304,8 @@ class WorkerServer:
             self._members[peer].heard(frame, parts)
             if frame.pid:
                 self._watch(peer, frame.pid)
+        elif isinstance(frame, (frames.Shown, frames.Opened, frames.Hidden)):
+            self._members[peer].heard_further(frame, parts)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
         elif self._executor is None and self._failure is None:

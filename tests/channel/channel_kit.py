@@ -55,8 +55,11 @@ class User:
 class World:
     """The host, and what the head does for everybody. `heard` is what reached the host."""
 
-    def __init__(self, maxsize: int = 0, max_bytes: int = 0, keep=lambda part: part, max_deliveries: int = 3) -> None:
+    def __init__(
+        self, maxsize: int = 0, max_bytes: int = 0, keep=lambda part: part, max_deliveries: int = 3, memory=None
+    ) -> None:
         self.network = MemoryNetwork(asyncio.get_running_loop())
+        self.network.memory = memory
         self.server = WorkerServer(self.network, "host-0", "channel@q:0", "token")
         self.watched: dict[str, typing.Callable[[], None]] = {}
         self.drained = 0

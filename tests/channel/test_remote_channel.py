@@ -12,6 +12,7 @@ from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError
 from rlinf_actors.channel import put_window
 from rlinf_actors.channel.client import remote_channel
 from rlinf_actors.errors import ConnectionLostError
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames
 
 
@@ -307,3 +308,20 @@ class TestOutgoing:
         user = world.user("a")
         assert remote_channel(user, user.group, "q", 0, "me") is user.channel
         assert remote_channel(world.user("b"), world.users[1].group, "q", 0, "me") is not user.channel
+
+
+async def test_requests_of_a_traced_process_are_done_as_others_are():
+    recorder.start(1 << 12, {})
+    try:
+        world = World()
+        user = world.user("a")
+        works = [user.put(n) for n in range(5)] + [user.put(b"b" * 20_000)]
+        assert [await user.get() for _ in range(5)] == list(range(5))
+        assert len(await user.get()) == 20_000
+        await asyncio.gather(*works)
+        await user.put("one more")
+        works = [user.put(n) for n in range(5)]
+        assert [await user.get() for _ in range(6)] == ["one more", *range(5)]
+        await asyncio.gather(*works)
+    finally:
+        recorder.stop()
