@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, inherited_environment, load, named, own_key, reload
+from agentd.status_reporter import StatusReporter
 from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RlinfActorsError
 from rlinf_actors.net.daemon import on_stop_signals
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentd.node_report import Described
     from agentd.run_dir import RunDir
     from agentd.session import Session
+    from agentd.template_start import OrderedTemplate, TemplateStarter
     from agentd.workers import Workers
     from rlinf_actors.hardware.probe_report import ProbeReport
     from rlinf_actors.head.server import HeadServer
@@ -45,64 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OK, FOR_GOOD = 0, 3
-
-
-class StatusReporter:
-    """Reports agentd's state to systemd, and once to the driver that started agentd. Loop thread only.
-
-    *manager* is the connection to systemd; it sends nothing if a driver owns this agentd. *ready_fd* is the pipe to
-    that driver, or -1 if no driver waits.
-    """
-
-    def __init__(self, manager: Manager, ready_fd: int) -> None:
-        self._manager = manager
-        self._ready_fd = ready_fd
-        self._text = "starting"
-        self._ending = False
-        self.hardware = ""  # of this node, for people
-
-    def ready(self, text: str) -> None:
-        """Report READY to systemd, with *text* as status. Called after the first attempt to reach the head, even if
-        that attempt failed.
-        """
-        if not self._ending:
-            self._text = f"{text}; {self.hardware}"
-            self._manager.ready(self._text)
-
-    def registered(self, head: str, node_id: str) -> None:
-        self._tell_driver({"head": head, "node_id": node_id})
-
-    def reloading(self) -> None:
-        self._manager.reloading("reading the configuration again")
-
-    def reloaded(self, trouble: str = "") -> None:
-        self._manager.reloaded(f"{trouble}; {self._text}" if trouble else self._text)
-
-    def ending(self, text: str) -> None:
-        """Report STOPPING to systemd, with *text* as status. May be called again."""
-        self._ending = True
-        self._manager.stopping(text)
-
-    def failed(self, code: int, text: str) -> None:
-        """Report to systemd the error that ends agentd. Report the error also to the driver, if the driver still waits
-        for agentd to be ready.
-        """
-        self._manager.status(text)
-        self._tell_driver({"error": text, "code": code})
-
-    def stopped(self, code: int) -> None:
-        """Report to the driver that agentd was stopped before it was ready. If the driver no longer waits for that, do
-        nothing.
-        """
-        self._tell_driver({"error": "agentd was stopped before it was ready", "code": code})
-
-    def _tell_driver(self, line: Mapping[str, object]) -> None:
-        if self._ready_fd < 0:
-            return
-        with contextlib.suppress(BrokenPipeError):  # the driver does not wait any more
-            os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
-        os.close(self._ready_fd)
-        self._ready_fd = -1
 
 
 class Daemon:
@@ -129,6 +72,7 @@ class Daemon:
         self._workers: Workers | None = None
         self._tasks = Tasks()
         self._prestarted = False
+        self._first_template: tuple[TemplateStarter, OrderedTemplate] | None = None  # until the workers have it
         self._stopping = asyncio.Event()
         self._handing_over = False
         self._orphaned = False
@@ -155,6 +99,7 @@ class Daemon:
             on_stop_signals(loop, self._stop)
             loop.add_signal_handler(signal.SIGHUP, self._reload)
             loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
+            self._order_template(run_dir, stack)
             network = self._open_network(stack)
             head = self._start_head(network, run_dir, stack)
             stopped = self._tasks.start(self._stopping.wait(), "waiting for the end")
@@ -190,6 +135,26 @@ class Daemon:
                 with contextlib.suppress(OSError):  # no driver is left to report it to
                     keep(directory.path, parent)
             shutil.rmtree(directory.path, ignore_errors=True)
+
+    def _order_template(self, run_dir: str, stack: contextlib.AsyncExitStack) -> None:
+        """Start the first template of a private cluster now, so that it imports its modules while this agentd starts.
+
+        Other agentds start theirs when they are registered (`_registered`): one of an earlier agentd may still run.
+        """
+        config = self._config
+        if not config.embedded or config.prestart is None:
+            return
+        from agentd.template_start import order_first
+
+        self._first_template = order_first(config, run_dir, self._environment())
+        if self._first_template is not None:
+            self._prestarted = True
+            stack.push_async_callback(self._end_template)
+
+    async def _end_template(self) -> None:
+        if self._first_template is not None:  # agentd was stopped before its workers' pool took it
+            starter, ordered = self._first_template
+            await starter.abort(ordered)
 
     def _open_network(self, stack: contextlib.AsyncExitStack) -> ZmqNetwork:
         from rlinf_actors.net import fault_injection
@@ -380,6 +345,7 @@ class Daemon:
             keeps=self._keeps,
             keeper=self._unit.keeper,
         )
+        (starter, ordered), self._first_template = self._first_template or (None, None), None
         return Workers(
             asyncio.get_running_loop(),
             site,
@@ -387,6 +353,8 @@ class Daemon:
             ledger=survivors.ledger if survivors is not None else None,
             health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
             logs_deaths=not config.head,  # the head logs them here too
+            starter=starter,
+            ordered=ordered,
         )
 
     def _environment(self) -> dict[str, str]:

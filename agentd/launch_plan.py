@@ -52,6 +52,8 @@ _TEMPLATE_ENV = {
 }
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
+ENTRY = "rlinf_actors.worker.main:run_worker"
+"""The function that runs a worker, as ``module:function``."""
 BOOTSTRAP = (
     "import sys; p = sys.argv[1] + '/rlinf_actors/template/bootstrap.py'; s = {}; "
     "exec(compile(open(p).read(), p, 'exec'), s); s['bootstrap'](*sys.argv[1:])"
@@ -104,7 +106,7 @@ class Site(msgspec.Struct, frozen=True):
     owner_pid: int | None = None  # driver whose end ends every worker; None without one
     keep_s: float | None = None  # seconds for which workers wait for the next agentd; None if they end with this one
     keeper: str = ""  # socket of the keeper in rlinf-workers@.service; "" if agentd starts one
-    entry: str = "rlinf_actors.worker.main:run_worker"  # module:function that runs a worker; tests use their own
+    entry: str = ENTRY  # module:function that runs a worker; tests use their own
 
 
 # --- one worker ---

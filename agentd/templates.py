@@ -10,27 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Mapping
-from itertools import count
 from pathlib import Path
 
 import msgspec
 
-from agentd import keeper, launch_plan
 from agentd.keeper_client import KeeperClient, Started
-from agentd.launch_plan import Site, TemplateKey
-from agentd.run_dir import boot_id, make_directories, remove_template_files, write_file
+from agentd.launch_plan import TemplateKey
+from agentd.run_dir import boot_id, remove_template_files, write_file
+from agentd.template_start import OrderedTemplate, TemplateStarter
 from rlinf_actors import procfs
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
-from rlinf_actors.net import fault_injection
 from rlinf_actors.net.unix_sockets import PacketQueue
-from rlinf_actors.version import VERSION
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import PROTOCOL
 
@@ -305,36 +301,30 @@ class TemplatePool:
     templates whose process has not ended.
 
     Args:
-        keeper: starts the template processes.
-        owner: pidfd of the driver whose end ends every template; -1 without one.
+        starter: orders the template processes from the keeper.
         on_packet: called with a template and each packet from it.
         on_end: called with a template once, after its process has ended.
+        ordered: a template that *starter* has ordered already; None if there is none.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        site: Site,
-        keeper: KeeperClient,
-        owner: int,
+        starter: TemplateStarter,
         on_packet: Callable[[TemplateProcess, template_protocol.ToAgent], None],
         on_end: Callable[[TemplateProcess], None],
+        ordered: OrderedTemplate | None = None,
     ) -> None:
         self.running: set[TemplateProcess] = set()
         self._loop = loop
-        self._site = site
-        self._keeper = keeper
-        self._owner = owner
-        self._keep_s = site.keep_s
+        self._starter = starter
+        self._keeper = starter.keeper
         self._on_packet = on_packet
         self._on_end = on_end
         self._by_key: dict[TemplateKey, TemplateProcess] = {}  # those that serve launches; the last used is at the end
         self._told_to_end: set[TemplateProcess] = set()
-        self._numbers = count(1)
-        self._pkg = make_directories(site.run_dir)
-        self._node_settings = {"cgroups": site.rules.cgroups, "log_bytes": site.rules.log_bytes}
-        settings = msgspec.json.encode((VERSION, site.entry, self._node_settings))
-        self._settings = hashlib.sha256(settings).hexdigest()[:32]
+        if ordered is not None:
+            self._by_key[ordered.key] = self._start(ordered)
 
     def get(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
         """Return the template for *key*. If none runs, start one in the environment *node_env*.
@@ -344,37 +334,13 @@ class TemplatePool:
         """
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():
-            template = self._start(key, node_env)
+            template = self._start(self._starter.order(key, node_env))
         self._by_key[key] = template
         return template
 
-    def _start(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
-        stem = self._new_stem()
-        config: dict[str, object] = {
-            **self._node_settings,
-            "owner": keeper.OWNER if self._owner >= 0 else -1,
-            "entry": self._site.entry,
-            "slot": launch_plan.SLOT,
-            "preload": key.preload,
-        }
-        if self._keep_s is not None:
-            config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
-        text = msgspec.json.encode(config).decode()
-        node = self._site.rules.node
-        command = [key.interpreter, "-c", launch_plan.BOOTSTRAP, self._pkg, str(keeper.CONTROL), node, text]
-        env = launch_plan.template_environment(key, node_env)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as stack:
-            stack.callback(ours.close)
-            stack.callback(remove_template_files, stem)
-            with theirs, open(f"{stem}.err", "wb") as err:
-                if fault_injection.active is not None:
-                    fault_injection.active.start("spawn.template", key.interpreter)
-                fds = [theirs.fileno(), err.fileno(), *([self._owner] * (self._owner >= 0))]
-                starting = self._keeper.start(command, env, fds)
-            stack.pop_all()
-        template = self._add(key, ours, stem, starting, self._settings)
-        template.kept = self._keep_s is not None
+    def _start(self, ordered: OrderedTemplate) -> TemplateProcess:
+        template = self._add(ordered.key, ordered.socket, ordered.stem, ordered.starting, ordered.settings)
+        template.kept = self._starter.keep_s is not None
         return template
 
     def adopt(self, found: SurvivingTemplate) -> TemplateProcess:
@@ -393,8 +359,8 @@ class TemplatePool:
             imports = template.paths, template.key.preload
             if imports not in now:
                 now[imports] = fingerprint(*imports)
-            if (template.settings, template.installed) != (self._settings, now[imports]):
-                what = "code" if template.settings == self._settings else "settings"
+            if (template.settings, template.installed) != (self._starter.settings, now[imports]):
+                what = "code" if template.settings == self._starter.settings else "settings"
                 log.info("template %d forks no more workers: its %s are not those of now", template.pid, what)
                 self.retire(template)
 
@@ -402,9 +368,9 @@ class TemplatePool:
         """Tell all templates for how many *seconds* they wait for the next agentd after the end of this one. If
         templates are not kept, do nothing.
         """
-        if self._keep_s is None:
+        if self._starter.keep_s is None:
             return
-        self._keep_s = seconds
+        self._starter.keep_s = seconds
         for template in self.running:
             template.send(template_protocol.KeepFor(seconds))
 
@@ -444,16 +410,6 @@ class TemplatePool:
         template.settings = settings
         self.running.add(template)
         return template
-
-    def _new_stem(self) -> str:
-        """Return the path, without suffix, of the files of a new template. No template of an earlier agentd has files
-        at that path.
-        """
-        this = procfs.stat_of(os.getpid())
-        while True:
-            stem = f"{self._site.run_dir}/t/{this.pid}-{this.started}-{next(self._numbers)}"
-            if not os.path.exists(f"{stem}.err"):
-                return stem
 
     def _on_template_end(self, template: TemplateProcess) -> None:
         self.running.discard(template)

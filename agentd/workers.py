@@ -25,12 +25,12 @@ import msgspec
 from agentd import launch_plan
 from agentd.device_locks import DeviceLocks
 from agentd.health import HealthMonitor, HealthTimes
-from agentd.keeper_client import KeeperClient
 from agentd.launch_plan import LaunchPlan, Site
 from agentd.logs import LogForwarder, Position
 from agentd.run_dir import OrderLedger
 from agentd.state_events import Report
 from agentd.sweep import Sweep
+from agentd.template_start import OrderedTemplate, TemplateStarter
 from agentd.templates import SurvivingTemplate, TemplatePool, TemplateProcess
 from agentd.traces import TraceFiles
 from agentd.worker_process import WorkerProcess
@@ -58,6 +58,8 @@ class Workers:
         report: called with each message for the head: WorkerReady, WorkerExited, WorkersHealth, LogLines.
         ledger: the head's orders on disk, from adoption.take_inventory; None to begin an empty ledger.
         logs_deaths: False if the head runs in this process, since the head then logs the deaths of workers.
+        starter: orders templates; None to make one for *site*.
+        ordered: a template that *starter* has ordered already; None if there is none.
 
     Raises:
         ProcessLookupError: the driver that owns this agentd has ended already.
@@ -72,6 +74,8 @@ class Workers:
         ledger: OrderLedger | None = None,
         health: HealthTimes | None = None,
         logs_deaths: bool = True,
+        starter: TemplateStarter | None = None,
+        ordered: OrderedTemplate | None = None,
     ) -> None:
         self._loop = loop
         self._site = site
@@ -84,13 +88,13 @@ class Workers:
         self._logs_deaths = logs_deaths
         self._sweeps = 0
         self._changed = asyncio.Event()
-        self._keeper = KeeperClient(loop, site.run_dir, site.keep_s is not None, site.keeper)
+        self._starter = starter or TemplateStarter.of_site(loop, site)
+        self._keeper = self._starter.keeper
         self._devices = DeviceLocks(loop, site.resources)
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.traces = TraceFiles(loop, site.run_dir)
-        self._owner = procfs.pidfd_of(site.owner_pid) if site.owner_pid is not None else -1
-        self._templates = TemplatePool(loop, site, self._keeper, self._owner, self._on_packet, self._on_template_end)
+        self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
         procfs.set_subreaper()  # what a killed keeper leaves behind comes to us
         with contextlib.suppress(OSError):  # ahead of need; where it cannot be started, the first launch says why
             self._keeper.begin()
@@ -288,9 +292,7 @@ class Workers:
     def _release(self) -> None:
         self._health.close()
         self._logs.close()
-        if self._owner >= 0:
-            os.close(self._owner)
-            self._owner = -1
+        self._starter.close()
 
     async def _until(self, fact: Callable[[], bool], timeout_s: float) -> None:
         """Wait until *fact* returns True, for at most *timeout_s*. *fact* is called again each time the event

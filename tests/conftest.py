@@ -124,7 +124,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """
     with pytest.MonkeyPatch.context() as patch, ending_the_run(item):
         if item.get_closest_marker("live") and not item.get_closest_marker("torch"):
-            patch.setattr("rlinf_actors.group.launcher.PRELOADED", ("numpy",))
+            patch.setattr("rlinf_actors.cluster.service.PRELOADED", ("numpy",))
         return (yield)
 
 

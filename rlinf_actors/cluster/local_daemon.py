@@ -23,6 +23,7 @@ from pathlib import Path
 
 import rlinf_actors
 from rlinf_actors import procfs
+from rlinf_actors.cluster.service import modules_to_preload
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.kept_logs import keep
@@ -119,7 +120,8 @@ class EmbeddedDaemon:
         ready, tell = os.pipe()
         try:
             env = {**os.environ, CLUSTER_MARK: self.run_dir}
-            self._process = start_agentd(["--head", "--embedded"], self.run_dir, tell, env)
+            options = ["--head", "--embedded", "--prestart", ",".join(modules_to_preload())]
+            self._process = start_agentd(options, self.run_dir, tell, env)
             os.close(tell)
             tell = -1
             self._pidfd = os.pidfd_open(self._process.pid)

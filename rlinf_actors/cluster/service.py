@@ -89,6 +89,15 @@ _real: dict[str, str] = {}
 """Path without symbolic links by absolute path. Cached because resolving reads directories that may be on NFS."""
 
 
+PRELOADED = ("torch", "numpy")
+"""Modules that the template imports if the launching process has imported them."""
+
+
+def modules_to_preload() -> list[str]:
+    """Return the modules that templates import for the workers of this process, if a launch names none."""
+    return [module for module in PRELOADED if module in sys.modules]
+
+
 def import_paths() -> list[str]:
     """Return the entries of sys.path that the workers of this process need too, without those of the interpreter.
 

@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from rlinf_actors.cluster.service import import_paths
+from rlinf_actors.cluster.service import import_paths, modules_to_preload
 from rlinf_actors.config.net_emulation_config import environment_for
 from rlinf_actors.errors import GroupNotFoundError, NameInUseError, SerializationError, UsageError
 from rlinf_actors.group import group_spec, provision
@@ -51,8 +50,6 @@ T = TypeVar("T")
 
 LIFETIMES = 7
 """First protocol version whose heads support `detached` and `get_if_exists`."""
-PRELOADED = ("torch", "numpy")
-"""Modules that the template imports if the launching process has imported them."""
 
 
 class GroupLauncher(Generic[T]):
@@ -415,7 +412,7 @@ def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Set
         must_answer = settings.robot_owner_must_answer
     preload = options.preload
     if preload is None:
-        preload = [module for module in PRELOADED if module in sys.modules]
+        preload = modules_to_preload()
     return WorkerSpec(
         "", name, cluster.namespace, -1, 0, -1, dict(options.env),
         start_method=options.start_method,

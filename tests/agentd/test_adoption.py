@@ -21,11 +21,10 @@ from workers_kit import HERE, children, make, order, spec
 import agentd.sweep
 from agentd import adoption, daemon, keeper_client
 from agentd.adoption import Survivors, end_template, take_inventory
-from agentd.keeper_client import KeeperClient
 from agentd.launch_plan import Rules, Site
 from agentd.run_dir import OrderLedger, make_directories
 from agentd.sweep import Sweep
-from agentd.templates import TemplatePool
+from agentd.template_start import TemplateStarter
 from rlinf_actors import procfs
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.procfs import WORKER_MARK
@@ -463,9 +462,8 @@ def test_correct_link_to_the_package_is_not_replaced(tmp_path):
 async def test_files_of_templates_are_named_after_their_agentd(tmp_path):
     this = procfs.stat(os.getpid())
     site = Site(Rules("n0", ""), tmp_path, None, dict)
-    loop = asyncio.get_running_loop()
-    pool = TemplatePool(loop, site, KeeperClient(loop, tmp_path, False), -1, None, None)
-    assert pool._new_stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
+    starter = TemplateStarter.of_site(asyncio.get_running_loop(), site)
+    assert starter._new_stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
 
 
 def test_template_record_that_vanishes_while_read_is_ignored(tmp_path):

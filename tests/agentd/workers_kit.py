@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import os
+import sys
 import uuid
 from pathlib import Path
 
 import pace
 
-from agentd.launch_plan import Rules, Site
+from agentd.launch_plan import Rules, Site, template_key
+from agentd.template_start import TemplateStarter
 from agentd.workers import Workers
 from rlinf_actors import procfs
 from rlinf_actors.wire.agent_messages import LogLines, StartWorkers, WorkerExited, WorkerReady
@@ -83,22 +85,29 @@ class Reports:
         return next(entry for entry in self.lines if text in entry[2])
 
 
-def make(tmp_path, *, env=None, rules=None, ledger=None, health=None, **site):
-    """Children and their reports; *rules* and *site* are fields of theirs."""
+def make(tmp_path, *, env=None, rules=None, ledger=None, health=None, first=False, **site):
+    """Children and their reports; *rules* and *site* are fields of theirs. If *first*, a template is ordered
+    before they exist.
+    """
     run_dir = tmp_path / "run"
     run_dir.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(HERE), **(env or {})}
     reports = Reports()
+    loop = asyncio.get_running_loop()
+    node = Site(
+        Rules("n0", str(tmp_path / "log"), **(rules or {})),
+        run_dir,
+        WorkerPlace(str(run_dir), "host", "ipc:///nowhere", "n0", "127.0.0.1", "", "", ""),
+        environment=lambda: env,
+        **{"entry": "standin:run_worker", **site},
+    )
+    starter = TemplateStarter.of_site(loop, node)
     made = Workers(
-        asyncio.get_running_loop(),
-        Site(
-            Rules("n0", str(tmp_path / "log"), **(rules or {})),
-            run_dir,
-            WorkerPlace(str(run_dir), "host", "ipc:///nowhere", "n0", "127.0.0.1", "", "", ""),
-            environment=lambda: env,
-            **{"entry": "standin:run_worker", **site},
-        ),
+        loop,
+        node,
         reports,
+        starter=starter,
+        ordered=starter.order(template_key(sys.executable, env, ()), env) if first else None,
         ledger=ledger,
         health=health,
     )
