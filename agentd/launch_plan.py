@@ -50,7 +50,13 @@ _TEMPLATE_ENV = {
     "MKL_NUM_THREADS": "1",
     "THP_MEM_ALLOC_ENABLE": "1",  # torch: large CPU tensors in huge pages
 }
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+_TUNABLES = {
+    "glibc.malloc.hugetlb": "1",
+    # Copies from 3 MiB on bypass the caches. By default only copies larger than most of the L3 cache do, and a copy of
+    # 64 MiB first reads what it overwrites: measured 6.6 GB/s by default, 14.6 GB/s so.
+    "glibc.cpu.x86_non_temporal_threshold": str(3 << 20),
+}
+"""Tunables of glibc for workers. Those that the user's GLIBC_TUNABLES sets keep the user's value."""
 
 ENTRY = "rlinf_actors.worker.main:run_worker"
 """The function that runs a worker, as ``module:function``."""
@@ -218,9 +224,9 @@ def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[
     """
     env = {name: value for name, value in node_env.items() if not _LOAD_TIME.match(name)}
     env.update(key.variables)
-    tunables = env.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.hugetlb" not in tunables:
-        tunables = f"{tunables}:{_HUGE_PAGES}".lstrip(":")
+    given = env.get("GLIBC_TUNABLES", "")
+    ours = [f"{name}={value}" for name, value in _TUNABLES.items() if name not in given]
+    tunables = ":".join([*filter(None, [given]), *ours])
     return {**env, **_TEMPLATE_ENV, "GLIBC_TUNABLES": tunables, WORKER_MARK: "-" * SLOT}
 
 

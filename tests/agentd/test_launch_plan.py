@@ -76,7 +76,8 @@ def test_template_environment_omits_variables_of_one_worker():
     env = template_environment(key, {"HOME": "/h", "LD_LIBRARY_PATH": "/node", "PYTHONPATH": "/node"})
     assert env["LD_LIBRARY_PATH"] == "/ours"
     assert (env["OMP_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"], env["MKL_NUM_THREADS"]) == ("1", "1", "1")
-    assert (env["THP_MEM_ALLOC_ENABLE"], env["GLIBC_TUNABLES"]) == ("1", "glibc.malloc.hugetlb=1")
+    assert env["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.cpu.x86_non_temporal_threshold=3145728"
     assert not {"RANK", "PYTHONPATH"} & env.keys()
     assert len(env[WORKER_MARK]) == launch_plan.SLOT
 
@@ -84,8 +85,11 @@ def test_template_environment_omits_variables_of_one_worker():
 @pytest.mark.parametrize(
     ("theirs", "merged"),
     [
-        ("glibc.malloc.check=3", "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.hugetlb=2", "glibc.malloc.hugetlb=2"),
+        (
+            "glibc.malloc.check=3:glibc.cpu.x86_non_temporal_threshold=9",
+            "glibc.malloc.check=3:glibc.cpu.x86_non_temporal_threshold=9:glibc.malloc.hugetlb=1",
+        ),
+        ("glibc.malloc.hugetlb=2", "glibc.malloc.hugetlb=2:glibc.cpu.x86_non_temporal_threshold=3145728"),
     ],
 )
 def test_glibc_tunables_of_the_user_are_kept(theirs, merged):
