@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant("rlinf_actors/runtime", "DeadlineTimer.cancel", "return", "a cancelled timer calls nothing", ("runtime",)),
     Mutant("rlinf_actors/messaging", "Window.offer", "return True", "a sender stops when its window is full",
            ("messaging",)),
-    Mutant("rlinf_actors/messaging", "Outbox._send", "{0}.complete_one()", "a send ends when Held comes",
+    Mutant("rlinf_actors/messaging", "Outbox._send", "{0}.settle()", "a send ends when Held comes",
            ("messaging",)),
     Mutant("rlinf_actors/messaging", "CreditAccumulator.taken", "return 0", "a receiver returns credit",
            ("messaging",)),

@@ -225,7 +225,7 @@ class BroadcastTree:
         """
         for child in self.children:
             if borrowed:  # one copy in shared memory serves all children that can be lent it
-                parts, stored = child.store(parts)
+                parts, stored = child.lending.store(parts)
                 borrowed = not stored
         left = len(self.children)
         guard = threading.Lock()

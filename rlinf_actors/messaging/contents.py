@@ -116,12 +116,12 @@ def size_of(parts: Sequence[Buffer]) -> int:
     return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts)
 
 
-def copy_into(target: Any, received: Any, sender: str) -> None:
-    """Copy the tensor *received* into the tensor *target*, for Worker.recv_tensor. *sender* is named in error texts.
+def check_into(target: Any, received: Any, sender: str) -> None:
+    """Check that *received* is a tensor like the tensor *target*. *sender* is named in error texts.
 
     Raises:
         TypeError: *received* is not a tensor.
-        ValueError: shape or dtype differ; *target* is unchanged.
+        ValueError: shape or dtype differ.
     """
     import torch
 
@@ -132,12 +132,25 @@ def copy_into(target: Any, received: Any, sender: str) -> None:
             f"{sender} sent a tensor of shape {tuple(received.shape)} and {received.dtype}, and recv_tensor() was "
             f"given one of shape {tuple(target.shape)} and {target.dtype}"
         )
-    lazy = any(one.is_conj() or one.is_neg() for one in (target, received))  # their memory does not hold their values
-    on_cpu = target.device.type == received.device.type == "cpu"
-    if on_cpu and target.is_contiguous() and received.numel() and not lazy:
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return True if the memory of *tensor* holds its values in order, on the CPU."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return bool(tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel() and not lazy)
+
+
+def copy_into(target: Any, received: Any, sender: str) -> None:
+    """Copy the tensor *received* into the tensor *target*, for Worker.recv_tensor.
+
+    Raises the errors of `check_into`; *target* is then unchanged.
+    """
+    import torch
+
+    check_into(target, received, sender)
+    if is_plain(target) and is_plain(received):
         # not torch's copy, whose several threads wait for one another on busy cores; memmove also frees the GIL
-        source = received.contiguous()
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+        ctypes.memmove(target.data_ptr(), received.data_ptr(), received.numel() * received.element_size())
         return
     with torch.no_grad():
         target.copy_(received)

@@ -34,9 +34,15 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, GroupNotFoundError, WorkerDiedError
+from rlinf_actors.errors import (
+    CallTimeoutError,
+    ConnectionLostError,
+    GroupNotFoundError,
+    PeerDiedError,
+    WorkerDiedError,
+)
 from rlinf_actors.messaging import contents
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error, prefixed
 from rlinf_actors.messaging.flow_control import CreditAccumulator
@@ -44,10 +50,11 @@ from rlinf_actors.messaging.group_starts import GroupStarts
 from rlinf_actors.messaging.mailbox import ArrivedMessage, Key, Mailbox, Recent
 from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
 from rlinf_actors.messaging.peer_watch import PeerWatch
+from rlinf_actors.messaging.pieces import ArrivingPart, ReceiveInto
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
 from rlinf_actors.messaging.routes import CPU, LANE
-from rlinf_actors.messaging.tensor_receiver import Reply, TensorReceiver
+from rlinf_actors.messaging.tensor_receiver import IncomingTensors, Reply, TensorReceiver
 from rlinf_actors.messaging.tensor_sender import TensorSender
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors, TransferEndpoint
 from rlinf_actors.model.address import WorkerAddress
@@ -59,6 +66,8 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=PendingReceive)
 
 
 def traced(active: recorder.Recorder, work: AsyncWork[Any], name: str) -> int:
@@ -106,6 +115,7 @@ class Messenger:
         self._watched: set[Peer] = set()
         self._broken: Recent[str, Exception] = Recent()  # living workers to which a connection was lost, by id
         self._arrivals: Recent[tuple[str, int], int] = Recent()  # of each sender's outbox, if this process is traced
+        self._unwritten: dict[tuple[bytes, int, int], ArrivingPart] = {}  # by link, outbox and number of their message
         self._unread: collections.deque[tuple[Key, ArrivedMessage]] = collections.deque()
         self.tensor_receiver = TensorReceiver(endpoint, self.directory, reply, self._tensor_senders)
 
@@ -119,11 +129,13 @@ class Messenger:
         *,
         now: bool,
         options: CollectiveGroupOptions | None = None,
+        in_pieces: bool = False,
     ) -> AsyncWork[None]:
         """Send an object to the worker *to*, together with *piggyback* unless that is None.
 
         Return an AsyncWork that is done when the message was sent within the window and the sender's buffers may be
         reused. *now* is True if a thread waits for that, so that the link must not delay the message.
+        *in_pieces* is True if the receiver may be waiting with a tensor of its own (`messaging.pieces`).
 
         Raises:
             ValueError: a tensor in *value* is not contiguous. Nothing was sent.
@@ -134,7 +146,7 @@ class Messenger:
         parts, borrowed = contents.encode(value, piggyback, tensors)
         tensors.record_ready()
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
-        message = OutgoingMessage("", parts, borrowed, work, tensors, options, now)
+        message = OutgoingMessage("", parts, borrowed, work, tensors, options, now, in_pieces=in_pieces)
         if recorder.active is not None:
             message.span = traced(recorder.active, work, f"send to {to}")
 
@@ -195,7 +207,13 @@ class Messenger:
 
         *convert* makes the result of the PendingReceive from the object.
         """
-        work = PendingReceive(f"recv() from {sender}", self, sender, convert)
+        return self._begin(PendingReceive(f"recv() from {sender}", self, sender, convert), sender)
+
+    def receive_into(self, sender: WorkerAddress, target: Any) -> ReceiveInto:
+        """Begin to receive into the tensor *target* the next tensor that *sender* sends. A thread must wait for it."""
+        return self._begin(ReceiveInto(f"recv() from {sender}", self, sender, target), sender)
+
+    def _begin(self, work: R, sender: WorkerAddress) -> R:
         if recorder.active is not None:
             work.span = traced(recorder.active, work, f"recv from {sender}")
         work.posted.enter()
@@ -292,9 +310,13 @@ class Messenger:
         Give the message to the receive that waits for it, or put it into the mailbox. If the sender asks for an
         acknowledgement, send it.
         """
-        if frame.n:
+        if frame.n and not frame.unwritten:
             self._reply(link, frames.Held(frame.id, frame.n))
-        tensors = None if frame.transfer is None else self.tensor_receiver.arrived(link, frame, parts)
+        tensors: IncomingTensors | ArrivingPart | None = None
+        if frame.transfer is not None:
+            tensors = self.tensor_receiver.arrived(link, frame, parts)
+        elif frame.unwritten:
+            tensors = self._arriving(link, frame, parts)
         message = ArrivedMessage(frame.src_id, frame.size, parts, link, frame.id, tensors)
         if recorder.active is not None:
             number = self._arrivals[frame.src_id, frame.id] = self._arrivals.get((frame.src_id, frame.id), 0) + 1
@@ -308,6 +330,36 @@ class Messenger:
             self._give(posted, message)
         elif not wanted:
             self._return_credit(message)
+
+    def _arriving(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> ArrivingPart:
+        key = (link, frame.id, frame.n)
+        part = self._unwritten[key] = ArrivingPart(f"a tensor from {frame.src}", frame.src_id, parts)
+        part._on_done(lambda: self._unwritten.pop(key, None))
+
+        def found(peer: Peer | Exception) -> None:
+            if isinstance(peer, GroupNotFoundError) or (
+                not isinstance(peer, Exception) and peer.worker_id != frame.src_id
+            ):
+                part.reject(PeerDiedError(f"{part._what}: its sender has ended", peer=frame.src))
+            elif isinstance(peer, Peer):
+                self.watch(peer)
+                self._fail_unwritten(peer)
+
+        self.directory.peer(WorkerAddress.from_name(frame.src), found)
+        return part
+
+    def written(self, link: bytes, frame: frames.Written, _parts: AuthenticatedParts) -> None:
+        """Handle a sender's report how much of a message's last part it has written. Loop thread only."""
+        part = self._unwritten.get((link, frame.id, frame.n))
+        if part is not None:
+            part.written(frame.size)
+
+    def _fail_unwritten(self, peer: Peer) -> None:
+        """Fail the messages that *peer* was still writing, if it is gone."""
+        error = self.error_of(peer)
+        for part in list(self._unwritten.values()):
+            if error is not None and part.sender == peer.worker_id:
+                part.reject(peer_gone_error(peer, error, part._what))
 
     def _give(self, posted: PostedReceive, message: ArrivedMessage) -> None:
         """Give *message* to the receive *posted*, as soon as the tensors beside the message are here.
@@ -323,6 +375,8 @@ class Messenger:
             loading = work is not None and work.waits_for_tensors and tensors is not None and not tensors.done()
             posted.loading = message if loading else None
         if loading:
+            assert work is not None
+            work.begins(message)
             tensors._on_done(partial(self._loaded, posted))
         elif work is None or not work.take(message):
             self._unread.append((posted.key, message))
@@ -391,9 +445,12 @@ class Messenger:
             self._gone(peer)
 
     def link_forgotten(self, link: bytes) -> None:
-        """Stop returning credit over *link*, whose process has ended. Loop thread only."""
+        """Stop returning credit over *link*, whose process has ended; fail what it was writing. Loop thread only."""
         with self._lock:
             self._credit.forget(link)
+        for key, part in list(self._unwritten.items()):
+            if key[0] == link:
+                part.reject(PeerDiedError(f"{part._what}: its sender has ended"))
 
     def _gone(self, peer: Peer) -> None:
         with self._lock:
@@ -408,6 +465,7 @@ class Messenger:
         if box is not None and peer.error is None:
             box.fail(self._broken[peer.worker_id])
         self._fail_gone(lost, peer)
+        self._fail_unwritten(peer)
         self.peer_gone(peer)
 
     def _fail_gone(self, receives: list[PostedReceive], peer: Peer) -> None:

@@ -1,8 +1,20 @@
-"""The messages from this worker to one other worker: sent in order, within the window, each completed once.
+"""The messages from this worker to one other worker: sent in order, within the window, each settled once.
 
-Any thread may post. The outbox sends under its own lock, which keeps the order of the messages on the link. A send
-completes at once if every part was copied. Otherwise the link reads the sender's own memory, and the send completes
-when the receiver acknowledges by a Held frame that it holds the message.
+Theory of operation. A message takes four steps:
+
+1. *Decide*: `messaging.messenger` decides whether tensors travel beside the message (`messaging.tensor_sender`, by the
+   table of `messaging.routes`). Everything else travels in the message's parts. The window decides when the message is
+   sent: at once, or when the receiver returns credit.
+2. *Place*: large parts are copied into shared memory if the receiver can open that and there is room
+   (`net.buffer_lending`). A large tensor of `send_tensor` gets its block before the message is sent, and is written
+   afterwards, piece by piece (`messaging.pieces`). Otherwise the link reads the sender's own memory.
+3. *Send*: the message goes to the link under the outbox's lock, which keeps the order.
+4. *Settle*: `OutgoingMessage.settle` ends the send, at once if every part was copied, else when the receiver
+   acknowledges by a Held frame that it holds the message. `fail` ends all sends when the receiver is gone. A block of
+   shared memory belongs to the receiver from step 3 on: it is free again when the receiver reports by a Dropped frame
+   that it no longer uses the block, or when the receiver's process has ended.
+
+Any thread may post.
 """
 
 from __future__ import annotations
@@ -10,9 +22,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
+from rlinf_actors.messaging import pieces
 from rlinf_actors.messaging.contents import size_of
 from rlinf_actors.messaging.directory import peer_gone_error
 from rlinf_actors.messaging.flow_control import OVERHEAD, Window
@@ -23,6 +37,9 @@ from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
+
+Settle = Callable[[], object]
+"""Ends a send of which everything else is done. Called once."""
 
 
 class OutgoingMessage(msgspec.Struct, eq=False):
@@ -41,6 +58,7 @@ class OutgoingMessage(msgspec.Struct, eq=False):
         on_sent: called with the outbox's lock held when the message is on the link.
         span: number of the send's span in the trace, 0 if this process is not traced.
         pending: number of operations that `work` waits for: the message itself, and the lane if tensors use a lane.
+        in_pieces: True to write a large last part while the receiver reads it (messaging.pieces).
     """
 
     stream: str
@@ -55,6 +73,7 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     on_sent: Callable[[], None] | None = None
     pending: int = 1
     span: int = 0
+    in_pieces: bool = False
     _lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     @property
@@ -62,17 +81,19 @@ class OutgoingMessage(msgspec.Struct, eq=False):
         """Bytes that the message takes up in the window until the receiver returns them as credit."""
         return size_of(self.parts) + OVERHEAD + self.extra_bytes
 
-    def complete_one(self) -> None:
-        """Count one of the `pending` operations as completed. When none is left, complete `work`."""
+    def settle(self, error: Exception | None = None) -> None:
+        """End one of the `pending` operations. The last one completes `work`; *error* fails `work` at once."""
         with self._lock:
             self.pending -= 1
             last = self.pending == 0
-        if last:
+        if error is not None:
+            self.work.reject(error)
+        elif last:
             self.work.resolve(None)
 
     def fail_for(self, peer: Peer, error: Exception) -> None:
         """Fail `work` because the receiver *peer* is gone; *error* says how the receiver ended."""
-        self.work.reject(peer_gone_error(peer, error, self.work._what))
+        self.settle(peer_gone_error(peer, error, self.work._what))
 
 
 class Outbox:
@@ -97,13 +118,15 @@ class Outbox:
     def post(self, message: OutgoingMessage) -> None:
         """Send *message* as soon as the window has room for it. Any thread."""
         size = message.size
+        settle = None
         with self._lock:
             error = self._error
-            sent = error is None and self._window.offer(size, message) and self._send(message, message.now)
+            if error is None and self._window.offer(size, message):
+                settle = self._send(message, message.now, message.in_pieces)
         if error is not None:
             message.fail_for(self._peer, error)
-        elif sent:
-            message.complete_one()
+        elif settle is not None:
+            settle()
 
     def _acknowledged(self, frame: frames.AnyFrame) -> None:
         """Handle the receiver's credit (Returned) or acknowledgement (Held). Loop thread only.
@@ -111,16 +134,17 @@ class Outbox:
         Credit makes room in the window, so waiting messages are sent. An acknowledgement completes the send of its
         message.
         """
-        done: list[OutgoingMessage] = []
+        settles: list[Settle | None] = []
         if type(frame) is frames.Returned:
             with self._lock:
-                done = [message for message in self._window.returned(frame.size) if self._send(message, False)]
+                settles = [self._send(message, False, False) for message in self._window.returned(frame.size)]
         elif type(frame) is frames.Held:
             with self._lock:
                 held = self._unacknowledged.pop(frame.n, None)
-            done = [held] if held is not None else []
-        for message in done:
-            message.complete_one()
+            settles = [held.settle] if held is not None else []
+        for settle in settles:
+            if settle is not None:
+                settle()
 
     def fail(self, error: Exception) -> None:
         """Fail every message, current and future, because the receiver is gone or a message may be lost. Any thread."""
@@ -131,23 +155,28 @@ class Outbox:
         for message in lost:
             message.fail_for(self._peer, error)
 
-    def _send(self, message: OutgoingMessage, now: bool) -> bool:
-        """Put a message on the link. Return True if the send is complete then. Call with the lock held.
+    def _send(self, message: OutgoingMessage, now: bool, in_pieces: bool) -> Settle | None:
+        """Place the large parts of a message, and put the message on the link. Call with the lock held.
 
-        If the result is False, the link reads the sender's memory, and the send completes when the receiver
-        acknowledges it.
+        Return what settles the send, to be called without the lock. None if the link reads the sender's memory: then
+        the receiver's Held settles the send.
         """
-        parts, number = message.parts, 0
-        borrowed = message.borrowed
-        if borrowed:
+        parts, number, unwritten = message.parts, 0, 0
+        settle: Settle | None = message.settle
+        block = self._allocate(parts) if in_pieces else None
+        if block is not None:
+            number, unwritten = next(self._numbers), len(block)
+            settle = partial(self._write, message, block, parts[-1], number)
+            parts = [*parts[:-1], block]
+        elif message.borrowed:
             # a copy in shared memory, if the receiver can be lent one: then the sender's memory is free at once
-            parts, stored = self._peer.store(parts)
-            borrowed = not stored
-        if borrowed:
-            number = next(self._numbers)
-            self._unacknowledged[number] = message
+            parts, stored = self._peer.lending.store(parts)
+            if not stored:
+                number = next(self._numbers)
+                self._unacknowledged[number] = message
+                settle = None
         frame = frames.UserMessage(
-            self._id, number, self._name, self._worker_id, message.stream, message.size, message.transfer
+            self._id, number, self._name, self._worker_id, message.stream, message.size, message.transfer, unwritten
         )
         self._peer.send(frame, parts, now=now, alone=not message.stream)
         if message.on_sent is not None:
@@ -155,4 +184,20 @@ class Outbox:
         self._sent += 1
         if message.span and recorder.active is not None:
             recorder.active.flow_out(message.span, flows.of_message(self._worker_id, self._id, self._sent))
-        return not borrowed
+        return settle
+
+    def _allocate(self, parts: Sequence[Buffer]) -> memoryview | None:
+        """Return a block for the last part, to write in pieces; None if the part is too small, or cannot be lent."""
+        size = memoryview(parts[-1]).nbytes if len(parts) == 2 else 0
+        return self._peer.lending.allocate(size) if size >= pieces.FROM else None
+
+    def _write(self, message: OutgoingMessage, block: memoryview, part: Buffer, number: int) -> None:
+        """Write the last part of message *number* into its block, and tell the receiver after each piece."""
+
+        def tell(size: int) -> None:
+            self._peer.send(frames.Written(self._id, number, size), now=True)
+
+        interrupt = pieces.write(block, part, tell)
+        message.settle()
+        if interrupt is not None:
+            raise interrupt

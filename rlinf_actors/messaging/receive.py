@@ -122,12 +122,18 @@ class PendingReceive(AsyncWork[Any]):
         self._add_waiter()
         cancelled = False
         try:
-            return super().wait(timeout)
+            return self._wait(timeout)
         except (KeyboardInterrupt, SystemExit):
             cancelled = True
             raise
         finally:
             self._remove_waiter(cancelled)
+
+    def _wait(self, timeout: float | None) -> Any:
+        return super().wait(timeout)
+
+    def begins(self, message: ArrivedMessage) -> None:
+        """Note that *message* will be the result, once everything that belongs to it has arrived. Any thread."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         self._add_waiter()

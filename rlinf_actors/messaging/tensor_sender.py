@@ -80,10 +80,10 @@ class LaneSend:
         with own_stream(device):
             self._message.tensors.wait_ready(device)
             wire.send([as_bytes(tensor) for tensor in self._tensors])
-        self._message.complete_one()
+        self._message.settle()
 
     def fail(self, error: Exception) -> None:
-        self._message.work.reject(error)
+        self._message.settle(error)
 
 
 class TensorSender:
@@ -238,7 +238,7 @@ class TensorSender:
                 self._sending = False
                 lost, self._waiting = self._waiting, []
             for message in lost:
-                message.work.reject(error)
+                message.settle(error)
 
     def _send_waiting(self) -> None:
         while True:
@@ -255,7 +255,7 @@ class TensorSender:
             if message.tensors.tensors:
                 self._add_tensors(message)
         except Exception as error:  # noqa: BLE001 - torch's or CUDA's: it reaches the sender
-            message.work.reject(error)
+            message.settle(error)
             return
         self._outbox.post(message)
 

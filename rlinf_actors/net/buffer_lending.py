@@ -87,6 +87,7 @@ class Lending:
         self._send = send
         self._peer = peer
         self._lends = False
+        self._pieces = False
         self._borrowed: Borrowed | None = None
         self._offered = False
         self._opened = False
@@ -122,6 +123,7 @@ class Lending:
                 self._send(frames.Memory())
             return
         self._lends = frame.opened
+        self._pieces = frame.pieces
         if not frame.pid or self._opened:
             return
         self._opened = True  # once: an arena that cannot be opened now cannot be opened later
@@ -137,10 +139,10 @@ class Lending:
         assert self._arena is not None
         offer = self._arena.offer
         if self._offered:
-            self._send(frames.Memory(opened=opened))
+            self._send(frames.Memory(opened=opened, pieces=True))
             return
         self._offered = True
-        memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened)
+        memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened, True)
         self._send(memory, self._arena.descriptors())
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
@@ -163,6 +165,14 @@ class Lending:
                 return stored, False
             stored[index] = block
         return stored, True
+
+    def allocate(self, size: int) -> memoryview | None:
+        """Return a block of this process's arena that the caller writes after the message that lends it. Any thread.
+
+        None if the peer does not borrow, does not accept such messages, or the arena has no room.
+        """
+        arena = self._arena
+        return arena.allocate(size) if arena is not None and self._lends and self._pieces else None
 
     def heard_further(self, frame: frames.Shown | frames.Opened | frames.Hidden, parts: Sequence[Buffer] = ()) -> None:
         """Handle a frame of the peer, with its *parts*, about a further arena."""

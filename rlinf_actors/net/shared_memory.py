@@ -140,8 +140,8 @@ class Arena:
     Attributes:
         size: size in bytes.
         offer: tells other processes where to open this arena.
-        stores: number of blocks written so far.
-        on_store: called after each block was written.
+        stores: number of blocks made so far.
+        on_store: called after each block was made.
         another: makes another arena of this process, with a limit.
 
     Raises:
@@ -186,7 +186,13 @@ class Arena:
     def store(self, data: Buffer) -> memoryview | None:
         """Copy *data* (1 byte or more) into a new block. Return a view of the block, None if the arena has no room."""
         source = data if type(data) is bytes else memoryview(data).cast("B")
-        size = len(source)
+        block = self.allocate(len(source))
+        if block is not None:
+            copy(block, source, len(source))
+        return block
+
+    def allocate(self, size: int) -> memoryview | None:
+        """Return a view of a new block of *size* bytes (1 or more), not written yet; None if the arena has no room."""
         with self._lock:
             self._reclaim()
             memory = self._memory
@@ -196,7 +202,6 @@ class Arena:
             self.stores += 1
             self._touched = max(self._touched, start + size)
             block = _bytes_at(memory, start, size, functools.partial(self._ended.append, start))
-        _copy(block, source, size)
         self.on_store()
         return block
 
@@ -420,8 +425,11 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-def _copy(target: memoryview, source: Buffer, size: int) -> None:
-    # memmove without the GIL: a slice assignment would hold it, and stop the I/O thread
+def copy(target: memoryview, source: Buffer, size: int) -> None:
+    """Copy *size* bytes from *source* to *target* without the GIL.
+
+    A slice assignment would hold the GIL, and stop the I/O thread.
+    """
     view = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
     try:

@@ -340,12 +340,10 @@ class Peer:
             header, parts = self._lending.pack(header, parts, alone=alone, give=give)
         link.send(header, parts, now=now)
 
-    def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
-        """Copy large parts into shared memory before they are sent, if the worker can open it and there is room.
-
-        Return the parts with the copies in their places, and True if the caller may change its buffers now.
-        """
-        return self._lending.store(parts)
+    @property
+    def lending(self) -> Lending:
+        """Lends large parts to the worker in shared memory, once the worker can open that."""
+        return self._lending
 
     def fail(self, error: Exception) -> None:
         """Fail every pending and later call on this Peer with *error*, because the worker cannot answer. Any thread."""

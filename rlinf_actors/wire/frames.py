@@ -203,6 +203,7 @@ class Memory(Frame, frozen=True, tag=10):
         device, inode: device number and inode number of the file, to verify the opened file.
         size: size of the memory in bytes.
         opened: True if the sender has opened the receiver's memory, so that messages may refer to blocks in it.
+        pieces: True if the sender accepts messages whose last part is still being written (UserMessage.unwritten).
     """
 
     pid: Pid = 0
@@ -211,6 +212,7 @@ class Memory(Frame, frozen=True, tag=10):
     inode: int = 0
     size: int = 0
     opened: bool = False
+    pieces: bool = False
 
 
 class Dropped(Frame, frozen=True, tag=11):
@@ -308,6 +310,8 @@ class UserMessage(Frame, frozen=True, tag=20):
             members compute. Messages of one sender and stream stay in order.
         size: bytes that the message takes of the sender's window; the receiver gives them back by Returned.
         transfer: the tensors that travel beside the message, None without tensors.
+        unwritten: size of the last part in bytes if the sender still writes it (Written); 0 if all parts are complete.
+            Only for receivers whose Memory has `pieces`. The receiver does not answer such a message with Held.
     """
 
     id: int
@@ -317,6 +321,7 @@ class UserMessage(Frame, frozen=True, tag=20):
     stream: str
     size: int
     transfer: Union[TensorTransfer, None] = None
+    unwritten: int = 0
 
 
 class Held(Frame, frozen=True, tag=21):
@@ -330,6 +335,17 @@ class Returned(Frame, frozen=True, tag=22):
     """Credit for outbox `id`: messages of `size` bytes were consumed, and the sender may send as much again."""
 
     id: int
+    size: int
+
+
+class Written(Frame, frozen=True, tag=23):
+    """Notice: the first `size` bytes of the last part of message `n` of outbox `id` are written. Since protocol 7.
+
+    The part lies in the sender's shared memory. 0 if the sender cannot write the part: the message is lost.
+    """
+
+    id: int
+    n: int
     size: int
 
 
@@ -420,8 +436,8 @@ class Resized(Frame, frozen=True, tag=14):
 
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped, Shown,
-    Opened, Hidden, UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, ChannelAccepted,
-    ChannelItems, WhereIs, ChildIs, ChildEnded, Resized,
+    Opened, Hidden, UserMessage, Held, Returned, Written, Ask, Facts, Released, LaneEnded, ChannelFrame,
+    ChannelAccepted, ChannelItems, WhereIs, ChildIs, ChildEnded, Resized,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -241,6 +241,7 @@ def start(
         )
         messenger = Messenger(runtime, job.connected, server.answer, settings.send_window_bytes, transfers)
         server.serve((frames.UserMessage,), messenger.arrived)
+        server.serve((frames.Written,), messenger.written)
         server.on_link_lost(messenger.link_lost)
         server.on_forgotten(messenger.link_forgotten)
         server.serve((frames.Ask, frames.LaneEnded), messenger.tensor_receiver.handle)

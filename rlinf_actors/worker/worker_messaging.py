@@ -194,7 +194,8 @@ class Messaging:
         messenger = self._messenger("send_tensor()", options)
         contents.check_tensor(tensor, "send_tensor()")
         to = addressing.address(dst_group_name, dst_rank)
-        return _result(messenger.send(to, tensor, None, now=not async_op, options=options), async_op, options)
+        work = messenger.send(to, tensor, None, now=not async_op, options=options, in_pieces=True)
+        return _result(work, async_op, options)
 
     @overload
     def recv_tensor(
@@ -320,6 +321,8 @@ class Messaging:
         sender = addressing.address(group, rank)
         if into is None:
             work = messenger.receive(sender)
+        elif not async_op:
+            work = messenger.receive_into(sender, into)
         else:
             name = sender.get_name()
             work = messenger.receive(sender, lambda got: contents.copy_into(into, got, name))

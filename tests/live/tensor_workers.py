@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import torch
 from message_workers import Talker
+
+from rlinf_actors.messaging import pieces
+from rlinf_actors.worker.context import current
 
 
 class TensorTalker(Talker):
@@ -56,3 +61,42 @@ class TensorTalker(Talker):
             good.append(bool((got == n).all()))
             got.fill_(-1)  # the others have their own
         return good
+
+
+class LargeTalker(Talker):
+    """Sends and receives tensors that are written in pieces."""
+
+    def say_large(self, size: int, count: int, group: str) -> None:
+        for n in range(count):
+            self.send_tensor(torch.arange(n, n + size).to(torch.uint8), group, 0)
+
+    def hear_large(self, size: int, kinds: list[str], group: str) -> list[bool]:
+        """Receive one tensor in each of the ways *kinds*. Return for each if it is what was sent."""
+        good = []
+        for n, kind in enumerate(kinds):
+            got: Any = torch.zeros(size, dtype=torch.uint8)
+            if kind == "into":
+                self.recv_tensor(got, group, 0)
+            elif kind == "into later":
+                self.recv_tensor(got, group, 0, async_op=True).wait()
+            else:
+                got = self.recv(group, 0)
+            good.append(torch.equal(got, torch.arange(n, n + size).to(torch.uint8)))
+        return good
+
+    def stop_after_a_piece(self, size: int, group: str) -> None:
+        """Send a tensor, but stop when one piece of it is written."""
+        copy = pieces.copy
+
+        def copy_once(*args: Any) -> None:
+            pieces.copy = lambda *_args: threading.Event().wait()
+            copy(*args)
+
+        pieces.copy = copy_once
+        self.send_tensor(torch.ones(size, dtype=torch.uint8), group, 0)
+
+    def wait_until_begun(self) -> None:
+        context = current()
+        assert context is not None
+        while not context.messenger._unwritten:
+            time.sleep(0.01)

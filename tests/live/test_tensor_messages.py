@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import live_workers as lw
 import pytest
+
+from rlinf_actors.errors import PeerDiedError, WorkerDiedError
+from rlinf_actors.messaging.pieces import PIECE
+from rlinf_actors.settings import SHARED_MEMORY
 
 torch = pytest.importorskip("torch")
 
@@ -74,3 +81,29 @@ def test_each_member_owns_its_broadcast_tensor(cluster):
         assert group.give_and_change([("g", list(range(5)))], 20).wait() == [[True] * 20] * 5
     finally:
         group.shutdown()
+
+
+@pytest.mark.parametrize("memory", ["shared", "sent"])
+def test_large_tensors_arrive_in_every_way_of_receiving(cluster, memory):
+    env = {} if memory == "shared" else {SHARED_MEMORY: "0"}
+    a, b = (lw.many(cluster, tw.LargeTalker, 1, name=name, env_vars=env) for name in "ab")
+    size, kinds = 5 * PIECE + 7, ["into", "object", "into", "into later", "into", "object", "into"]
+    hearing = b.hear_large(size, kinds, "a")
+    a.say_large(size, len(kinds), "b").wait()
+    assert hearing.wait() == [[True] * len(kinds)]
+
+
+@pytest.mark.parametrize("kind", ["into", "object"])
+def test_sender_killed_between_pieces_fails_the_receive(cluster, kind):
+    a, b = (lw.many(cluster, tw.LargeTalker, 1, name=name) for name in "ab")
+    size, pid = 5 * PIECE, a.pid().wait()[0]
+    a.say("meet", "b").wait()
+    assert b.hear("a").wait() == ["meet"]
+    sending = a.stop_after_a_piece(size, "b")
+    b.wait_until_begun().wait(20)
+    hearing = b.hear_large(size, [kind], "a")
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(PeerDiedError, match="a:0"):
+        hearing.wait(20)
+    with pytest.raises(WorkerDiedError):
+        sending.wait(20)

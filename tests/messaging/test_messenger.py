@@ -39,7 +39,7 @@ async def withheld(world, monkeypatch):
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", "meet")
     assert await b.recv("a:0") == "meet"
-    monkeypatch.setattr(a.known["b"].peers[0], "store", lambda parts: (parts, False))
+    monkeypatch.setattr(a.known["b"].peers[0].lending, "store", lambda parts: (parts, False))
     kept, reply = [], b.messenger._reply
 
     def answer(link, frame):

@@ -276,13 +276,13 @@ def test_lent_tensors_are_kept_until_released_or_the_receiver_is_gone(sender, pe
 def test_a_send_that_goes_two_ways_completes_with_the_last_or_fails_with_the_first():
     one = message()
     one.pending = 2
-    one.complete_one()
+    one.settle()
     assert not one.work.done()
-    one.complete_one()
+    one.settle()
     assert one.work.wait() is None
     one = message()
     one.pending = 2
     one.fail_for(Peer(), PeerDiedError("gone", peer="b:0"))
-    one.complete_one()
+    one.settle()
     with pytest.raises(PeerDiedError):
         one.work.wait()

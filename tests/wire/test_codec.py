@@ -308,6 +308,7 @@ FRAMES = [
     frames.UserMessage(4, 1, "a:0", "w-0", "", 1000),
     frames.Held(4, 1),
     frames.Returned(4, 1000),
+    frames.Written(4, 1, 1 << 22),
     frames.ChannelPut(5, b"k", 1.5, True),
     frames.ChannelGet(6, b"k", False),
     frames.ChannelBatch(7, b"k", 2),
