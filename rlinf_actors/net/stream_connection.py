@@ -79,12 +79,15 @@ class Connection:
 
     def send_chunk(self, records: bytes) -> None:
         """Send, or queue, a chunk without big frames."""
-        data = memoryview(prefix(records, ()) + records)
+        data, size = prefix(records, ()) + records, 0
         if not self._unsent:
-            with contextlib.suppress(BlockingIOError):
-                data = data[self.socket.send(data, _SENDING) :]
-        if data:
-            self._unsent.append((data, ()))
+            try:
+                size = self.socket.send(data, _SENDING)
+            except BlockingIOError:
+                size = 0
+            if size == len(data):
+                return
+        self._unsent.append((memoryview(data)[size:], ()))
 
     def _send_large(self, records: bytes, big: Sequence[Buffer]) -> None:
         idle = not self._unsent

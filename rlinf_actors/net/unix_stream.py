@@ -189,9 +189,10 @@ class StreamSocket(MessageSocket):
         if chunks is None:
             self._end(connection)
             return
-        self._delivering = thread
+        self._delivering, well = thread, True
         try:
-            well = all(self._received(connection, records, connection.placed(big)) for records, big in chunks)
+            for records, big in chunks:
+                well = well and self._received(connection, records, connection.placed(big) if big else big)
         except RemoteWireError as error:
             self._warn(connection.identity, error)
             well = False
