@@ -175,7 +175,7 @@ class Settings(msgspec.Struct, frozen=True):
     send_window_bytes: int = DEFAULT_SEND_WINDOW
     paths: Mapping[str, str] = msgspec.field(default_factory=dict)
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
-    local_link: str = "zmq"
+    local_link: str = "unix"
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
     faults: str | None = None
     credentials_dir: str | None = None
@@ -227,7 +227,7 @@ class Settings(msgspec.Struct, frozen=True):
             client_config=env.get(CLIENT_CONFIG) or None,
             send_window_bytes=typed(SEND_WINDOW, _bytes(MIN_SEND_WINDOW), DEFAULT_SEND_WINDOW),
             shared_memory_bytes=typed(SHARED_MEMORY, _bytes(0), DEFAULT_SHARED_MEMORY),
-            local_link=typed(LOCAL_LINK, Literal["unix", "zmq"], "zmq"),
+            local_link=typed(LOCAL_LINK, Literal["unix", "zmq"], "unix"),
             channel_bytes=typed(CHANNEL_BYTES, _bytes(0), DEFAULT_CHANNEL_BYTES),
             paths=_paths(env.get(PATHS)),
             faults=env.get(FAULTS) or None,

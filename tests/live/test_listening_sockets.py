@@ -14,7 +14,9 @@ import pytest
 from listening import Listening, listening
 
 from rlinf_actors import NodePlacementStrategy, procfs
+from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.unix_sockets import SUFFIX
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.wire import child_protocol, frames
@@ -23,6 +25,7 @@ from rlinf_actors.wire.protocol import PROTOCOL
 pytestmark = pytest.mark.live
 
 CHILDREN = "a worker's, for its children"
+STREAMS = "a worker's, for unix streams"
 
 
 def documented() -> set[tuple[str, str]]:
@@ -46,6 +49,9 @@ def row(socket: Listening, local: LocalCluster) -> tuple[str, str]:
     if folder == "w" and name.endswith("_"):
         assert (CHILDREN, "`RUN_DIR/w/ID_`") in rows
         return CHILDREN, "`RUN_DIR/w/ID_`"
+    if folder == "w" and name.endswith(SUFFIX):
+        assert (STREAMS, "`RUN_DIR/w/ID_u`") in rows
+        return STREAMS, "`RUN_DIR/w/ID_u`"
     whose, where = {
         ("", "head"): ("the head's", "`RUN_DIR/head`"),
         ("w", name): ("a worker's", "`RUN_DIR/w/ID`"),
@@ -67,10 +73,10 @@ def test_listening_sockets_are_those_of_the_security_page():
         found = listening(everybody)
         kinds = {row(socket, local) for socket in found}
         assert {whose for whose, _ in kinds} == {
-            "the head's", "a worker's", CHILDREN, "a template's, for the next agentd",
+            "the head's", "a worker's", CHILDREN, STREAMS, "a template's, for the next agentd",
             "a keeper's, for its agentd and the next",
         }  # fmt: skip
-        assert len(found) == 2 + 2 + 2 + 2 + 2, found
+        assert len(found) == 2 + 2 + 2 + 2 + 2 + 2, found
         for socket in found:
             if socket.port:
                 assert socket.speaks("CURVE")
@@ -80,7 +86,7 @@ def test_listening_sockets_are_those_of_the_security_page():
             assert folder.stat().st_mode & 0o777 == 0o700 or folder.parent.stat().st_mode & 0o777 == 0o700, folder
             assert folder.stat().st_uid == os.geteuid()
             if socket.stream:
-                assert socket.speaks("NULL")
+                assert socket.speaks("NULL") is not socket.path.endswith(SUFFIX)
         assert not listening([os.getpid()]), "a driver listens nowhere"
         for rank, pid in enumerate(group.pid().wait()):
             assert pid in {socket.pid for socket in found if socket.path.startswith(f"{local.nodes[rank].run_dir}/w/")}
@@ -90,11 +96,12 @@ def test_listening_sockets_are_those_of_the_security_page():
 def check_refusals(group: Any, local: LocalCluster, sockets: list[Listening]) -> None:
     """A process of this user that connects to a unix socket and is no member: the socket's owner logs the refusal."""
     by_path = {socket.path: socket for socket in sockets if socket.path}
-    workers = [path for path in by_path if Path(path).parent.name == "w" and not path.endswith("_")]
+    workers = [path for path in by_path if Path(path).parent.name == "w" and not path.endswith(("_", SUFFIX))]
     for_children = [path for path in by_path if path.endswith("_")]
     templates = [path for path in by_path if Path(path).parent.name == "t"]
     for path in workers:
-        assert "is not a member of the job of counters" in asyncio.run(joined(f"ipc://{path}"))
+        for network in (ZmqNetwork, LocalNetwork):
+            assert "is not a member of the job of counters" in asyncio.run(joined(f"ipc://{path}", network))
     for path in templates:
         with by_path[path].connect() as stranger:
             stranger.sendall(b"this is no agentd")
@@ -112,13 +119,13 @@ def check_refusals(group: Any, local: LocalCluster, sockets: list[Listening]) ->
         assert "refused the link 'driver:stranger': it does not have its job's token (1 so far)" in text
 
 
-async def joined(endpoint: str) -> str:
+async def joined(endpoint: str, kind: type[ZmqNetwork]) -> str:
     """What a worker answers to a stranger's Join."""
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    network = ZmqNetwork(asyncio.get_running_loop(), Security())
+    network = kind(asyncio.get_running_loop(), Security())
     try:
         received = lambda peer, header, parts: told.set_result(frames.decode(header).text)  # noqa: E731
-        link = network.link(endpoint, b"driver:stranger#1", received)
+        link = network.link(endpoint, b"driver:stranger#1", received, to="counters:0")
         link.send(frames.encode(frames.Join(PROTOCOL, "1", "3.11", "driver:stranger", "a guess", "g-0")))
         return await asyncio.wait_for(told, pace.PATIENCE_S)
     finally:

@@ -64,7 +64,7 @@ def test_strangers_cost_little_and_reach_nothing(local: LocalCluster, request: p
     workers = group.pid().wait()
     targets = [node.pid for node in local.nodes] + workers
     addresses = listening(pid for node in local.nodes for pid in procfs.subtree(node.pid))
-    assert len(addresses) == 10  # of each node: its keeper, its template, its worker twice; and the head, twice
+    assert len(addresses) == 12  # of each node: its keeper, its template, its worker thrice; and the head, twice
     strangers.knock(addresses, 5, 0)
     quiet, loud = strangers.Latencies(), strangers.Latencies()
     for _ in range(max(100, min(count, 1000))):
