@@ -240,7 +240,8 @@ class AgentState:
         if away is not None:
             self._out.append(e.LogStatus(f"the head is there, after {away:.0f} s"))
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
-        self._out.append(e.Registration(welcome.epoch, welcome.lease_s))
+        again = welcome.epoch == self._epoch
+        self._out.append(e.Registration(welcome.epoch, welcome.lease_s, again))
         if welcome.epoch != self._epoch:  # a new head knows nothing of lines in flight, nor of clients that ended
             self.clock.forget()
             owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.running.values())

@@ -41,6 +41,7 @@ from rlinf_actors.wire.agent_messages import (
 )
 from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
+from rlinf_actors.wire.template_protocol import NodeRegistered
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ class Session:
         elif isinstance(command, e.Registration):
             workers.acknowledged(list(self._lost))
             self._lost, self._was_registered = {}, True
-            workers.registered(self._state.policy.head_grace_s if self._is_head else command.lease_s)
+            keep_s = self._state.policy.head_grace_s if self._is_head else command.lease_s
+            workers.registered(keep_s, NodeRegistered(command.epoch, command.again))
             self._on_registered()
         elif not self._done.done():
             self._done.set_result(command)

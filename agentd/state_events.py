@@ -205,11 +205,12 @@ class LogStatus(msgspec.Struct, frozen=True):
 
 class Registration(msgspec.Struct, frozen=True):
     """Command: note that the head has registered this node, for the first time or again. agentd sends workers' output
-    again, and forgets the lost workers that the hello reported.
+    again, tells the workers of it, and forgets the lost workers that the hello reported.
     """
 
     epoch: str  # identifies one run of the head
     lease_s: float  # seconds of silence after which the head counts this node as lost
+    again: bool = False  # the same head had registered this agentd before: messages may be lost
 
 
 class EndAgent(msgspec.Struct, frozen=True):

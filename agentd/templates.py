@@ -364,15 +364,16 @@ class TemplatePool:
                 log.info("template %d forks no more workers: its %s are not those of now", template.pid, what)
                 self.retire(template)
 
-    def registered(self, seconds: float) -> None:
-        """Tell all templates for how many *seconds* they wait for the next agentd after the end of this one. If
-        templates are not kept, do nothing.
+    def registered(self, seconds: float, packet: template_protocol.NodeRegistered) -> None:
+        """Send *packet* to all templates, for their workers. Unless templates are not kept, tell them also for how many
+        *seconds* they wait for the next agentd after the end of this one.
         """
-        if self._starter.keep_s is None:
-            return
-        self._starter.keep_s = seconds
+        if self._starter.keep_s is not None:
+            self._starter.keep_s = seconds
         for template in self.running:
-            template.send(template_protocol.KeepFor(seconds))
+            if self._starter.keep_s is not None:
+                template.send(template_protocol.KeepFor(seconds))
+            template.send(packet)
 
     def retire(self, template: TemplateProcess) -> None:
         """Let *template* fork no more workers. `trim` ends it when it has no workers left."""

@@ -194,11 +194,11 @@ class Workers:
                 template.send(template_protocol.Settled([id]))
         self._trim()
 
-    def registered(self, keep_s: float) -> None:
-        """Send workers' output again, because the head has registered this node. Tell the templates to wait *keep_s*
-        seconds for the next agentd after this one's end.
+    def registered(self, keep_s: float, packet: template_protocol.NodeRegistered) -> None:
+        """Send workers' output again, because the head has registered this node. Tell the workers so by *packet*, and
+        the templates to wait *keep_s* seconds for the next agentd after this one's end.
         """
-        self._templates.registered(keep_s)
+        self._templates.registered(keep_s, packet)
         self._logs.resume()
 
     def adopt(self, templates: Sequence[SurvivingTemplate], known: Mapping[str, RunningWorker]) -> list[RunningWorker]:

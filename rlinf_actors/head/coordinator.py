@@ -308,12 +308,18 @@ class Coordinator:
             table.forget(client.peer)
         self.groups.forget_job(client.namespace)
 
-    def worker_gone(self, worker_id: str) -> None:
-        """End the sessions of a worker that has ended, and of its child members."""
+    def worker_gone(self, worker_id: str, lost: str = "") -> None:
+        """End the sessions of a worker that has ended, and of its child members.
+
+        *lost* is "" if the process has ended. Otherwise it is the reason why the head has given the worker up, which is
+        sent to the worker and to its child members: their processes may still run.
+        """
         client = self.clients.of_worker(worker_id)
         for ended in [*self.clients.below(worker_id), *([client] if client is not None else [])]:
             if self.clients.get(ended.incarnation) is ended:  # ending one client may have ended this one too
-                self.clients.gone(ended, "its worker has ended")
+                if lost:
+                    self.emit(commands.Notify(ended.peer, abandoned(lost)))
+                self.clients.gone(ended, lost or "its worker has ended")
 
     def keys_ended(self, ended: Sequence[KeyState], why: str) -> None:
         """End all sessions with these keys, which are no longer valid; *why* is for people.

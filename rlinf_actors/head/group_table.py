@@ -502,7 +502,7 @@ class GroupTable:
                 del self._robot_stops[worker.node_id]
             if event == "exited" or before is WorkerLife.RESTARTING:
                 self.claims.free(worker)
-            self._head.worker_gone(worker.id)
+            self._head.worker_gone(worker.id, "" if event == "exited" or worker.exit is None else worker.exit.reason)
             if worker.spec.rank >= group.world_size:  # it was being added, or has left
                 group.remove(worker)
                 del self._of_worker[worker.id]

@@ -66,18 +66,18 @@ class FailureDetector:
         """Return True if the peer has missed three heartbeats, or been silent for half a lease, so that its machine
         must be checked.
         """
-        return self.seconds(now) >= self._suspect_s
+        return self.seconds(now) >= self.suspect_s
 
     def heard(self, now: float) -> None:
         """Record that a message of the peer arrived."""
         self.last = self._answered = now
         self._missed = False
-        self._check_at(now + self._suspect_s)
+        self._check_at(now + self.suspect_s)
 
     def stalled(self, seconds: float, now: float) -> None:
         """Record that this process stood still for *seconds*. This time does not count as silence of the peer."""
         self.last = min(now, self.last + seconds)
-        self._answered = min(now, max(self._answered + seconds, now - self._suspect_s))
+        self._answered = min(now, max(self._answered + seconds, now - self.suspect_s))
         self._missed = False
         self._check_at(now + self.beat_s)  # what waits in the sockets is read first
 
@@ -102,7 +102,7 @@ class FailureDetector:
             self._answered, self._missed = now, False
             self._check_at(now + self.lease_s / 2)
         else:
-            self._missed = self._missed or now >= self._answered + self._suspect_s
+            self._missed = self._missed or now >= self._answered + self.suspect_s
             self._check_at(now + self.beat_s)
 
     def check_failed(self, now: float) -> None:
@@ -137,7 +137,8 @@ class FailureDetector:
             self._next_check = at
 
     @property
-    def _suspect_s(self) -> float:
+    def suspect_s(self) -> float:
+        """Seconds of silence after which the peer's machine must be checked."""
         return min(SUSPECT_BEATS * self.beat_s, self.lease_s / 2)
 
 

@@ -1,8 +1,13 @@
 """HeadSession: the session of a driver or worker with the head: hello, heartbeats, notices. Loop thread only.
 
 While the head does not answer, HeadSession repeats its hello with growing pauses. Requests wait for the head, each
-until its own deadline, and are sent again when the head is back. A driver also checks whether the head's machine is
-reachable: if the network is cut, the session ends after the lease. For a worker, the agentd of its node checks this.
+until its own deadline, and are sent again when the head is back.
+
+A driver sends heartbeats. It also checks whether the head's machine is reachable: if the network is cut, the session
+ends after the lease. A worker sends none, because the agentd of its node tells the head whether the worker lives: so
+10,000 workers cost the head nothing. That agentd also tells the worker when it has registered with the head again
+(`node_registered`), and ends the worker if the head stays away. Two things need signs of life from the head, and make
+a worker send heartbeats: robots that it owns (`own_robots`), and the wait of `silent`.
 """
 
 from __future__ import annotations
@@ -51,6 +56,8 @@ HEAD_GRACE_S = 120.0
 class HeadSession:
     """Keeps this driver or worker registered with the head: sends the hello and heartbeats, and detects a lost head.
 
+    A worker sends heartbeats only if it owns robots, or waits for signs of life from the head.
+
     Args:
         network: makes the connection.
         endpoint: endpoint of the head.
@@ -85,6 +92,9 @@ class HeadSession:
         self.clock = HeadClock()  # differences of the head's clock and ours, for traces
         self._head_clock = 0.0  # in the head's last answer; the next beat repeats it
         self._waited = (-math.inf, 0.0)  # the head's last sign of life, and the start of the first `silent` after it
+        self._waits = 0  # calls of `silent` under way
+        self._owns_robots = False
+        self._beats_wanted = asyncio.Event()  # set when heartbeats may be due from now on
         self._on_return = on_return
         self._on_given_up = on_given_up
         self._backoff = ReconnectBackoff(random.random)
@@ -125,14 +135,17 @@ class HeadSession:
         Raises:
             ClusterTimeoutError: no answer in *timeout* seconds. The message says whether the head was silent.
         """
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         try:
             return await self._client.request(body, timeout, on_reply)
         except ClusterTimeoutError:
-            now = asyncio.get_running_loop().time()
-            if not self._detector.suspected(now):
+            # without heartbeats the head was silent before because nothing was asked
+            silent = self._detector.seconds(loop.time()) if self._beating else loop.time() - asked
+            if silent < self._detector.suspect_s:
                 raise
             raise ClusterTimeoutError(
-                f"the head at {self.endpoint} has not answered for {self._detector.seconds(now):.0f} s; "
+                f"the head at {self.endpoint} has not answered for {silent:.0f} s; "
                 f"{type(body).__name__} waited {timeout:g} s for it. Is it running? "
                 "Workers that run go on without it for a while"
             ) from None
@@ -144,13 +157,18 @@ class HeadSession:
         """
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        while True:
-            if self._waited[0] != self._detector.last:
-                self._waited = (self._detector.last, max(asked, self._detector.last))
-            left = self._waited[1] + seconds - loop.time()
-            if left <= 0:
-                return
-            await asyncio.sleep(left)
+        self._waits += 1
+        self._beats_wanted.set()
+        try:
+            while True:
+                if self._waited[0] != self._detector.last:
+                    self._waited = (self._detector.last, max(asked, self._detector.last))
+                left = self._waited[1] + seconds - loop.time()
+                if left <= 0:
+                    return
+                await asyncio.sleep(left)
+        finally:
+            self._waits -= 1
 
     def notify(self, body: Body) -> None:
         self._client.notify(body)
@@ -224,17 +242,42 @@ class HeadSession:
         A robot's lease may depend on these heartbeats, so OWNER_BEATS of them are sent in the time of one lease.
         """
         if self.welcome is not None:
+            self._owns_robots = True
+            self._beats_wanted.set()
             self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / OWNER_BEATS)
             self._beat()  # the next beat may be due only after a whole interval of before
 
+    def node_registered(self, epoch: str, again: bool) -> None:
+        """Register with the head again if this process's session may be gone, or its messages lost.
+
+        Called when the agentd of this process's node has registered with the head *epoch*. *again* is True if that head
+        had registered the agentd before: their connection was lost, or one of them was silent.
+        """
+        if self.welcome is None or again or epoch != self.welcome.epoch:
+            self._greet_again()
+
+    @property
+    def _beating(self) -> bool:
+        return self._hello.role == "driver" or self._owns_robots or self._waits > 0
+
     async def _keep_session(self) -> None:
-        """Send heartbeats and watch for the head's answers, until the failure detector has declared the head lost."""
+        """Send heartbeats and watch for the head's answers, until the failure detector has declared the head lost.
+
+        While no heartbeats are sent, wait until they are wanted: the head's silence then means nothing.
+        """
         loop = asyncio.get_running_loop()
         self._detector.heard(loop.time())
         next_beat = loop.time() + self._beat_s * random.random()
         while True:
+            if not self._beating:
+                self._beats_wanted.clear()
+                await self._beats_wanted.wait()
+                next_beat = loop.time()
+                self._detector.heard(next_beat)
             due = min(next_beat, self._detector.next_deadline())
             await asyncio.sleep(due - loop.time())
+            if not self._beating:
+                continue
             now = max(loop.time(), due)  # uvloop's clock is coarser than its time()
             if stall := stalled_s(due, now):
                 self._detector.stalled(stall, now)

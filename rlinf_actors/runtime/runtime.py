@@ -443,6 +443,14 @@ class Runtime:
         self.watched.renew()
         self._tell(self.groups.handles())
 
+    def node_registered(self, epoch: str, again: bool) -> None:
+        """Renew the session with the head, if there is one, because this node's agentd has registered with the head.
+
+        Loop thread. *epoch* and *again* are those of `HeadSession.node_registered`.
+        """
+        if self.head is not None:
+            self.head.node_registered(epoch, again)
+
     def _tell(self, body: Body) -> None:
         if self.head is not None and not self.closed:
             self.head.notify(body)

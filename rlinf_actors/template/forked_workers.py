@@ -274,6 +274,12 @@ class ForkedWorkers:
             worker.granted = True
         self._pass_on(worker, packet)
 
+    def tell_all(self, packet: packets.NodeRegistered) -> None:
+        """Pass a packet of agentd on to all workers that listen. The others have no session with the head yet."""
+        for worker in self._workers.values():
+            if worker.up:
+                self._pass_on(worker, packet)
+
     def orphaned(self, reason: str) -> None:
         """Handle the end of agentd: revoke the leases of robot workers for this *reason*, and reap ended workers."""
         for worker in self.workers:

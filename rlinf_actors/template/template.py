@@ -302,6 +302,8 @@ class Template:
             self._workers.renew(packet)
         elif isinstance(packet, packets.Probe):
             self._workers.probe()
+        elif isinstance(packet, packets.NodeRegistered):
+            self._workers.tell_all(packet)
         elif isinstance(packet, packets.Shutdown):
             self._end("its agentd was stopped")
         elif isinstance(packet, packets.Adopt):

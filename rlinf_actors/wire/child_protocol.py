@@ -1,8 +1,9 @@
 """Packets between a worker and its child members: a struct in each packet of a unix SOCK_SEQPACKET socket.
 
 The child sends Enter, the worker answers with Granted or Denied. The child then listens, sends Listening, and receives
-Registered. Neither side sends anything after that; the end of the connection reports the end of the other process. The
-worker checks the peer's process before it reads a packet (`worker.children`).
+Registered. After that the worker passes on each NodeRegistered of its agentd, and the child sends nothing; the end of
+the connection reports the end of the other process. The worker checks the peer's process before it reads a packet
+(`worker.children`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire.protocol import MALFORMED, ChildPath, ControlMessage, Size, WorkerId, checked
-from rlinf_actors.wire.template_protocol import WorkerPlace
+from rlinf_actors.wire.template_protocol import NodeRegistered, WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 
 MAX_PACKET = 1 << 16
@@ -65,7 +66,7 @@ class Registered(ControlMessage, frozen=True):
     """Packet of the worker: other members can now find the child."""
 
 
-Answer = Union[Granted, Denied, Registered]
+Answer = Union[Granted, Denied, Registered, NodeRegistered]
 """Packets that the worker sends."""
 
 M = TypeVar("M", Enter, Listening)

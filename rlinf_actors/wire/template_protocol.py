@@ -120,6 +120,17 @@ class Ping(ControlMessage, frozen=True):
     """Packet of a template to a worker. The worker's I/O thread answers with Pong, to show that the thread runs."""
 
 
+class NodeRegistered(ControlMessage, frozen=True):
+    """Packet of agentd, which the template passes on to all its workers: the head `epoch` has registered this node.
+
+    A worker whose session is with another head says hello again. If `again` is True, this head had registered this
+    agentd before: messages may be lost, and every worker with a session says hello again.
+    """
+
+    epoch: str
+    again: bool = False
+
+
 class Shutdown(ControlMessage, frozen=True):
     """Order to a template: kill and reap the remaining workers, and exit."""
 
@@ -372,10 +383,11 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
 
-ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping, NodeRegistered]
 ToTemplate = Union[
-    Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke
-]
+    Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke,
+    NodeRegistered,
+]  # fmt: skip
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
     UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport,

@@ -42,7 +42,7 @@ from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
-from rlinf_actors.wire.template_protocol import WorkerPlace
+from rlinf_actors.wire.template_protocol import NodeRegistered, WorkerPlace
 from rlinf_actors.wire.values import ExitReport, WorkerSpec, ending
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.child_table import Child, ChildRefused, ChildTable, Outgoing
@@ -74,6 +74,7 @@ class Children:
         self._place = place
         self._send = send
         self._rejected = rejected
+        self._registered: set[_Connection] = set()  # of children that listen
         self._extras = os.memfd_create("rlinf-extras")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._listener.bind(packets.socket_path(place.run_dir, spec.id))
@@ -86,6 +87,15 @@ class Children:
     def send_all(self, answers: list[Outgoing]) -> None:
         for link, frame in answers:
             self._send(link, frame)
+
+    def tell_all(self, packet: NodeRegistered) -> None:
+        """Pass a packet of this worker's agentd on to all children."""
+        for connection in self._registered:
+            connection.tell(packet)
+
+    def registered(self, connection: _Connection, here: bool = True) -> None:
+        """Note that the child at *connection* listens, or with *here* False that its connection has ended."""
+        (self._registered.add if here else self._registered.discard)(connection)
 
     def hand_out(self, parts: Sequence[Buffer]) -> None:
         """Store *parts*, the pickled values that the group's owner sent with the class, for all later children.
@@ -182,9 +192,13 @@ class _Connection:
                 endpoint = packets.decode(data, packets.Listening).endpoint
                 self._children.send_all(self._table.listens(self._child.id, endpoint))
                 try_send(self._socket, packets.Registered())
+                self._children.registered(self)
         except RemoteWireError as error:
             log.warning("process %d, a child of this worker, is no member: %s", self._process.pid, error)
             self._leave(ExitReport("exited", reason="it sent an invalid packet"))
+
+    def tell(self, packet: NodeRegistered) -> None:
+        try_send(self._socket, packet)
 
     def _enter(self, asked: packets.Enter) -> None:
         children, pid = self._children, self._process.pid
@@ -208,6 +222,7 @@ class _Connection:
         Otherwise record its end at once.
         """
         self._loop.remove_reader(self._socket)
+        self._children.registered(self, False)
         if self._child is None or self._child.endpoint is None:
             self._leave(ExitReport("exited"))
         else:
@@ -229,6 +244,7 @@ class _Connection:
             self._children.remove_socket(self._child)
 
     def _close(self) -> None:
+        self._children.registered(self, False)
         if self._late is not None:
             self._late.cancel()
         self._loop.remove_reader(self._socket)
@@ -314,6 +330,7 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
         raise
     worker_context.install(context)
     context.connection = sock  # stays open until this process ends: the worker notices
+    context.runtime.io.call(_listen, context)
     util = sys.modules.get("multiprocessing.util")
     if util is not None:  # a child forked by multiprocessing runs these, and no atexit functions
         util.Finalize(None, _leave, (context,), exitpriority=-100)
@@ -362,6 +379,32 @@ def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> 
     if isinstance(answer, packets.Denied):
         raise UsageError(answer.text)
     return answer, attached
+
+
+def _listen(context: worker_context.WorkerContext) -> None:
+    """Handle what the worker sends to this child from now on. I/O thread."""
+    loop, sock = asyncio.get_running_loop(), context.connection
+    assert sock is not None
+
+    def readable() -> None:
+        try:
+            data = sock.recv(packets.MAX_PACKET, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:  # the worker has ended
+            loop.remove_reader(sock.fileno())
+            return
+        try:
+            packet = packets.decode_answer(data)
+        except RemoteWireError as error:
+            log.warning("dropped a packet of this process's worker: %s", error)
+            return
+        if isinstance(packet, NodeRegistered):
+            context.runtime.node_registered(packet.epoch, packet.again)
+
+    loop.add_reader(sock.fileno(), readable)
 
 
 class _Answered:

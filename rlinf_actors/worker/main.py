@@ -215,10 +215,17 @@ def _start(
         worker_context.make_logger(name).info(text, name, spec.code[:12], spec.code_paths[0])
     control.serve(packets.DevicesLocked, lock.granted)
     control.serve(packets.DevicesBusy, lock.busy)
+    control.serve(packets.NodeRegistered, lambda packet: _node_registered(context, packet))
     control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
     master_port = context.ports.hold() if spec.rank == 0 else 0
     control.send(packets.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port))
     return context
+
+
+def _node_registered(context: worker_context.WorkerContext, packet: packets.NodeRegistered) -> None:
+    context.runtime.node_registered(packet.epoch, packet.again)
+    assert context.children is not None
+    context.children.tell_all(packet)
 
 
 def _pong(id: str, doing: Activity) -> packets.Pong:

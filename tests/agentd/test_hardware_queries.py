@@ -41,7 +41,7 @@ class NoWorkers:
     def acknowledged(self, ids):
         """No worker has ended."""
 
-    def registered(self, keep_s):
+    def registered(self, keep_s, packet):
         """There is no state to keep."""
 
     def stop(self, ids, grace_s, reason=""):

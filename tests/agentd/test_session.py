@@ -44,6 +44,7 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.protocol import PROTOCOL
+from rlinf_actors.wire.template_protocol import NodeRegistered
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, NodeReport, WorkerSpec
 from tests.memory_network import MemoryNetwork
 
@@ -65,6 +66,7 @@ class FakeWorkers:
         self.reasons: list[str] = []
         self.told: list[str] = []
         self.keep_s = 0.0
+        self.registrations: list[NodeRegistered] = []
         self.closed = False
 
     def start(self, order):
@@ -95,8 +97,9 @@ class FakeWorkers:
     def acknowledged(self, ids):
         self.told += ids
 
-    def registered(self, keep_s):
+    def registered(self, keep_s, packet):
         self.keep_s = keep_s
+        self.registrations.append(packet)
 
     async def close(self, grace_s, reason=""):
         self.stop(list(self.alive), grace_s)
@@ -467,6 +470,22 @@ async def test_agent_registers_again_with_a_restarted_head(lab):
     lab.head.close()
     lab.start_head()
     await lab.until(lambda: agent.registered == 2)
+
+
+async def test_workers_are_told_of_a_restarted_head_and_of_a_lost_connection(lab):
+    agent = lab.agent("n0")
+    await lab.until(lambda: agent.registered == 1)
+    first = agent.children.registrations[0].epoch
+    lab.network.reset(agent.identity)
+    await lab.until(lambda: agent.registered == 2)
+    lab.head.close()
+    lab.start_head()
+    await lab.until(lambda: agent.registered == 3)
+    second = agent.children.registrations[-1].epoch
+    assert second != first
+    assert agent.children.registrations == [
+        NodeRegistered(first), NodeRegistered(first, again=True), NodeRegistered(second),
+    ]  # fmt: skip
 
 
 async def test_agent_waits_for_a_head_that_starts_later(lab):

@@ -55,6 +55,37 @@ def test_silent_worker_is_not_declared_lost():
     assert kit.clients() == 2
 
 
+def worker_with_a_child(kit: HeadKit) -> None:
+    kit.cluster()
+    kit.launch("g", [0])
+    (start,) = kit.sent(StartWorkers)
+    token = start.workers[0].token
+    kit.driver("w", role="worker", worker_id="g-0", token=token)
+    kit.driver("c", role="worker", worker_id="g-0_0", parent="g-0", token=token)
+
+
+def test_worker_that_is_lost_with_its_node_is_told_because_it_may_run():
+    """It sends no heartbeats, so it would not learn it otherwise while its agentd stands still."""
+    kit = HeadKit(lease_s=10)
+    worker_with_a_child(kit)
+    for _ in range(10):
+        kit.tell("d1", Beat("d1"))
+        kit.wait(1)
+    assert kit.node_states() == {"n0": "lost"}
+    for client in ("w", "c"):
+        (said,) = kit.sent(Goodbye, client)
+        assert said.lost
+        assert "it was silent for 10 s" in said.reason
+
+
+def test_worker_that_has_ended_is_told_nothing():
+    kit = HeadKit(lease_s=10)
+    worker_with_a_child(kit)
+    kit.exited("a:n0", "g-0", kind="signalled", signal=9)
+    assert kit.clients() == 1
+    assert not kit.sent(Goodbye)
+
+
 def test_suspect_node_is_ready_after_it_reconnects():
     kit = HeadKit(lease_s=10)
     kit.node("n0")

@@ -14,10 +14,10 @@ import threading
 
 import pytest
 from msgspec.structs import replace
+from session_kit import HELLO, Ends
 
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, ProtocolMismatchError, UsageError
-from rlinf_actors.net.rpc import ControlServer, KeyRefusedError
-from rlinf_actors.runtime.head_session import HeadSession
+from rlinf_actors.net.rpc import KeyRefusedError
 from rlinf_actors.runtime.log_printer import LogPrinter
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
@@ -33,44 +33,6 @@ from rlinf_actors.wire.client_messages import Done, GetStatus, Warn
 from rlinf_actors.wire.control_codec import Notice, Request
 
 pytestmark = pytest.mark.virtual_time
-
-HELLO = ClientHello(1, "0.1", "inc", "driver", "ns", "here", 1, 2)
-
-
-class Ends:
-    """A head's end of the link, and the session under test."""
-
-    def __init__(self, network, hello=HELLO) -> None:
-        self.server = ControlServer(network, lambda peer, envelope: self.came.put_nowait((peer, envelope)))
-        self.came: asyncio.Queue = asyncio.Queue()
-        self.notices: asyncio.Queue = asyncio.Queue()
-        self.endpoint = self.server.bind("ipc:///head")
-        self.network = network
-        self.alone: asyncio.Queue = asyncio.Queue()
-        self.given_up: asyncio.Queue = asyncio.Queue()
-        self.link = HeadSession(
-            network,
-            self.endpoint,
-            hello,
-            self.notices.put_nowait,
-            on_silence=self.alone.put_nowait,
-            on_given_up=self.given_up.put_nowait,
-        )
-
-    async def next(self, kind):
-        """The next message. A heartbeat counts only if the caller asks for one."""
-        while True:
-            peer, envelope = await asyncio.wait_for(self.came.get(), 10)
-            if isinstance(envelope.body, kind):
-                return peer, envelope
-            assert isinstance(envelope.body, Beat), envelope
-
-    async def welcome(self, beat_s=0.01, lease_s=10.0, grace_s=120.0):
-        starting = asyncio.ensure_future(self.link.start(10))
-        peer, request = await self.next(ClientHello)
-        self.server.reply(peer, request.id, Welcome("e", "0.1", beat_s, lease_s, "tok", head_grace_s=grace_s))
-        await starting
-        return peer
 
 
 @pytest.fixture
@@ -460,15 +422,6 @@ class TestSilence:
         ends.server.reply(peer, asked.id, Done())
         assert await asking == Done()
         assert ends.alone.empty()
-
-    async def test_worker_waits_for_the_grace_while_its_agentd_checks(self, ends):
-        ends.link.close("a worker is tried")
-        ends.link = HeadSession(ends.network, ends.endpoint, replace(HELLO, role="worker"), ends.notices.put_nowait)
-        await ends.next(Goodbye)
-        ends.network.dark.add(ends.endpoint)
-        await ends.welcome(0.01, lease_s=0.02)
-        await asyncio.wait_for(self.cut(ends.network).wait(), 10)
-        assert ends.link._detector.next_deadline() > asyncio.get_running_loop().time() + 100
 
     def cut(self, network):
         """Lose every message; the event is set when a hello was lost."""

@@ -16,8 +16,15 @@ from rlinf_actors.procfs import WORKER_MARK, OomKills
 from rlinf_actors.template.child_setup import _count, import_path, unprotect
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
 from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, LogPump, Tail
-from rlinf_actors.wire.template_protocol import ROBOT_END_S, Fork, WorkerPlace
-from rlinf_actors.wire.values import Claim, WorkerSpec
+from rlinf_actors.wire.template_protocol import (
+    ROBOT_END_S,
+    Fork,
+    NodeRegistered,
+    WorkerPlace,
+    WorkerUp,
+    decode_to_worker,
+)
+from rlinf_actors.wire.values import Claim, Endpoint, WorkerSpec
 
 
 def test_tail_of_binary_output_fits_into_a_packet():
@@ -143,6 +150,7 @@ assert [type(packet) for packet in sent] == [spawn.Exited] and forked.workers ==
         ("forked.renew(spawn.Renew(1.0))", False),
         ("forked.tell(spawn.Revoke('w', 'its group was shut down'))", False),
         ("forked.probe()", False),
+        ("forked.tell_all(spawn.NodeRegistered('e'))", False),
         ("forked.revoke_all('its agentd was stopped')", False),
         ("forked.watched('w')", True),
         ("forked.orphaned('its agentd ended')", True),
@@ -170,6 +178,27 @@ def test_next_agentd_watches_the_profiler_of_an_ended_worker_whose_pid_may_be_an
         forked._on_control(worker)
         assert [one.pid for one in forked.inventory()] == [10]
     worker.close()
+
+
+def test_all_workers_that_listen_are_told_that_the_node_has_registered():
+    place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null")
+    packet = NodeRegistered("e2", again=True)
+    with selectors.DefaultSelector() as selector:
+        forked = ForkedWorkers(selector, lambda packet: None, True)
+        for n in range(3):
+            worker = ForkedWorker(Fork(WorkerSpec(f"w{n}", "g", "ns", n, 3, 0, {}), place, {}), Cgroup(), {})
+            worker.pid = n
+            if n:
+                worker.up = WorkerUp(worker.id, Endpoint("h"), 0, 0)
+            forked.add(worker)
+        forked.tell_all(packet)
+        for worker in forked.workers:
+            worker.child.setblocking(False)
+            if worker.up:
+                assert decode_to_worker(worker.child.recv(1000)) == packet
+            with pytest.raises(BlockingIOError):
+                worker.child.recv(1000)
+        forked.close()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +18,8 @@ from rlinf_actors import ClusterTimeoutError, UsageError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
-from rlinf_actors.wire.template_protocol import WorkerPlace
-from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.template_protocol import NodeRegistered, WorkerPlace
+from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker import children as worker_children
 from rlinf_actors.worker.children import Children, become_member
 
@@ -110,6 +111,60 @@ async def test_child_that_cannot_be_checked_is_not_counted_as_rejected(listening
     wait(pid)
     assert refused == []
     assert descriptors() == before
+
+
+def joined_child() -> tuple[socket.socket, int]:
+    """A child that has become a member, without a runtime: its connection, and its pid."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.connect(os.environ[CHILDREN])
+                for packet in (packets.Enter("g:0", [0], 1), packets.Listening(Endpoint("h", "ipc:///c"))):
+                    sock.send(packets.encode(packet))
+                    sock.recv(packets.MAX_PACKET)
+                theirs.send(b"joined")
+                while data := sock.recv(packets.MAX_PACKET):
+                    theirs.send(data)
+        finally:
+            os._exit(0)
+    theirs.close()
+    return ours, pid
+
+
+async def test_child_gets_what_agentd_tells_the_worker_until_it_ends(listening):
+    children, _ = listening
+    loop, packet = asyncio.get_running_loop(), NodeRegistered("e2", True)
+    children.tell_all(packet)  # nobody is there yet
+    sock, pid = joined_child()
+    with sock:
+        sock.setblocking(False)
+        assert await loop.sock_recv(sock, 100) == b"joined"
+        children.tell_all(packet)
+        assert packets.decode_answer(await loop.sock_recv(sock, 1000)) == packet
+        os.kill(pid, signal.SIGKILL)
+        assert await loop.sock_recv(sock, 100) == b""
+    wait(pid)
+    await accepted()
+    assert not children._registered
+
+
+async def test_child_passes_registrations_of_its_node_on_and_survives_its_worker():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    told: asyncio.Queue = asyncio.Queue()
+    runtime = SimpleNamespace(node_registered=lambda *what: told.put_nowait(what))
+    with theirs:
+        worker_children._listen(SimpleNamespace(connection=theirs, runtime=runtime))
+        with ours:
+            ours.send(b"no packet")
+            ours.send(packets.encode(packets.Registered()))
+            ours.send(packets.encode(NodeRegistered("e2", True)))
+            assert await told.get() == ("e2", True)
+        loop = asyncio.get_running_loop()
+        while loop.remove_reader(theirs.fileno()):  # until the end of the worker was read
+            worker_children._listen(SimpleNamespace(connection=theirs, runtime=runtime))
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(
