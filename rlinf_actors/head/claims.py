@@ -88,7 +88,7 @@ class ClaimTable:
         for claim in claims:
             for held in self._claims.get(claim.key, {}).values():
                 if held.group is not group and not _share(held, claim, namespace):
-                    raise Refused(IN_USE, self._refusal(held))
+                    raise Refused(IN_USE, self._refusal(held), robot=claim.key)
 
     def states(self, now: float) -> list[LeaseState]:
         """Return the state of every robot that a group holds, sorted by the robot's key."""
@@ -119,7 +119,7 @@ class ClaimTable:
             self._forget_loss(claim.key, worker.id)
             if claims.pop(worker.id, None) is not None and not claims:
                 del self._claims[claim.key]
-                self._head.launches.retry_waiting()
+                self._head.launches.robot_free(claim.key)
 
     def ended(self, worker_id: str, node_id: str) -> None:
         """Free the robots of a worker that was lost with this node, because the node's agentd now reports its end."""

@@ -261,14 +261,16 @@ class Refused(Exception):
     """Raised inside the coordinator to refuse the present request. The sender gets a `Failed` message as answer.
 
     `kind`, `text` and `path` become the fields of that message. `advice` is sent after the text, but is not logged.
+    `robot` is the key of the robot that is in use, if that is the reason.
     """
 
-    def __init__(self, kind: str, text: str, path: str = "", advice: str = "") -> None:
+    def __init__(self, kind: str, text: str, path: str = "", advice: str = "", robot: str = "") -> None:
         super().__init__(text)
         self.kind = kind
         self.text = text
         self.path = path
         self.advice = advice
+        self.robot = robot
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ A launch whose robots are in use may wait for them; waiting launches are tried i
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestR
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_notices import MOST_STATES, worker_changes
 from rlinf_actors.head.launch_parts import LaunchParts
-from rlinf_actors.head.records import Client, Group, WorkerRecord
+from rlinf_actors.head.records import Client, Group, Index, WorkerRecord
 from rlinf_actors.head.recovery import NO_NODE_HAS_IT
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.head.validation import check_outlives, check_workers, node_for, own_namespace
@@ -37,15 +38,48 @@ class _Waiting(msgspec.Struct, eq=False):
     id: int
     asked: Launch | FindGroup
     deadline: float
+    number: int
+    robot: str = ""  # key of the robot that was in use at the last try
     timer: HeapTimer | None = None
+
+
+class _Queue:
+    """Waiting requests in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._all: dict[_Waiting, None] = {}
+        self._of_group: Index[_Waiting] = Index()
+        self._of_client: Index[_Waiting] = Index()
+
+    def all(self) -> list[_Waiting]:
+        return list(self._all)
+
+    def of_group(self, namespace: str, name: str) -> list[_Waiting]:
+        return self._of_group.of((namespace, name))
+
+    def of_client(self, incarnation: str) -> list[_Waiting]:
+        return self._of_client.of(incarnation)
+
+    def add(self, waiting: _Waiting) -> None:
+        self._all[waiting] = None
+        self._of_group.add((waiting.asked.namespace, waiting.asked.group), waiting, waiting)
+        self._of_client.add(waiting.client, waiting, waiting)
+
+    def remove(self, waiting: _Waiting) -> None:
+        del self._all[waiting]
+        self._of_group.discard((waiting.asked.namespace, waiting.asked.group), waiting)
+        self._of_client.discard(waiting.client, waiting)
 
 
 class Launches:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
-        self._waiting: list[_Waiting] = []
-        self._lookups: list[_Waiting] = []
+        self._waiting = _Queue()
+        self._lookups = _Queue()
         self._retry = False
+        self._free: set[str] = set()  # keys of robots that have become free
+        self._blocked: Index[_Waiting] = Index()  # by the robot that was in use at the last try
+        self._numbers = itertools.count()
         self.parts = LaunchParts(head)
         self._following: list[Notify] = []
 
@@ -65,7 +99,7 @@ class Launches:
             patience_s = max(asked.wait_s, settled - self._head.now)
             if refusal.kind != IN_USE or patience_s <= 0:
                 raise
-            self._wait(self._waiting, client, event, asked, patience_s)
+            self._wait(self._waiting, client, event, asked, patience_s, refusal.robot)
             if self._head.now < settled:
                 self._head.timers.at(settled, self.retry_waiting)
             why = refusal.text.removesuffix(ADVICE)
@@ -75,12 +109,9 @@ class Launches:
 
     def _completed(self, client: Client, asked: Launch) -> Launch:
         """Return *asked* with the workers of its parts. A repeated launch may have left them with a waiting launch."""
-        for waiting in self._waiting if asked.parts else ():
+        for waiting in self._waiting.of_client(client.incarnation) if asked.parts else ():
             before = waiting.asked
-            if isinstance(before, Launch) and (waiting.client, before.workers[-1:]) == (
-                client.incarnation,
-                asked.workers,
-            ):
+            if isinstance(before, Launch) and before.workers[-1:] == asked.workers:
                 return before
         return self.parts.complete(client, asked)
 
@@ -119,7 +150,7 @@ class Launches:
             groups.add(group, worker)
             groups.claims.take(group, worker, node)
         groups.enter(group)
-        for lookup in [w for w in self._lookups if (w.asked.namespace, w.asked.group) == group.key]:
+        for lookup in self._lookups.of_group(*group.key):
             self._try(lookup)
         text = f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"
         self._head.emit(of_group("group_launched", group, text))
@@ -177,7 +208,9 @@ class Launches:
                 f"the group named {asked.group!r} in namespace {asked.namespace!r} is of class {group.cls}, and not of "
                 f"{asked.cls}: give this one another name, or shut that one down first",
             )
-        return self._find(client, FindGroup(asked.namespace, asked.group))
+        found = self._find(client, FindGroup(asked.namespace, asked.group))
+        assert found is not None  # it is *group*
+        return found
 
     def detach(self, client: Client, asked: Detach) -> Done:
         """Detach a running group for a client, so that the group outlives the client."""
@@ -205,14 +238,23 @@ class Launches:
         """
         own_namespace(client, asked.namespace)
         try:
-            return self._find(client, asked)
+            found = self._find(client, asked)
+            if found is None and asked.wait_s <= 0:
+                raise self._not_found(asked)
         except Refused:
             if asked.wait_s <= 0:
                 raise
+            found = None
+        if found is None:
             self._wait(self._lookups, client, event, asked, asked.wait_s)
-            return None
+        return found
 
-    def _find(self, client: Client, asked: FindGroup) -> Launched:
+    def _find(self, client: Client, asked: FindGroup) -> Launched | None:
+        """Return the state of a group, and subscribe the client; return None if no group has that name.
+
+        Raises:
+            Refused: another group than the requested one has the name.
+        """
         namespace, name, groups = asked.namespace, asked.group, self._head.groups
         group = groups.get(namespace, name)
         if group is not None and asked.launch and asked.launch not in group.launches:
@@ -225,9 +267,7 @@ class Launches:
             ended = groups.ended(namespace, name, self._head.jobs.token(namespace)) if asked.ended else None
             if ended is not None and asked.launch in ("", *(launch_of(one.id) for one in ended.workers)):
                 return self._launched(client, ended)
-            there = sorted(group.name for group in groups.of_job(namespace))
-            known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
-            raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
+            return None
         groups.subscribe(group, client)
         state = group.state(self._head.jobs.token(namespace))
         return self._launched(client, replace(state, workers=[*state.workers, *_absent(group)]))
@@ -239,6 +279,12 @@ class Launches:
         worker = group.member(asked.rank) if group is not None else None
         return FoundWorker() if group is None or worker is None else FoundWorker(worker.state(), group.world_size)
 
+    def _not_found(self, asked: FindGroup) -> Refused:
+        namespace = asked.namespace
+        there = sorted(group.name for group in self._head.groups.of_job(namespace))
+        known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
+        return Refused("not_found", f"no group named {asked.group!r} is running in namespace {namespace!r}; {known}")
+
     # --- stop ---
 
     def stop(self, client: Client, event: RequestReceived, asked: StopGroup) -> None:
@@ -248,7 +294,8 @@ class Launches:
         """
         own_namespace(client, asked.namespace)
         self.parts.drop(client.incarnation, asked.namespace, asked.group)
-        for waiting in [w for w in self._waiting if w.client == client.incarnation and _stops(asked, w.asked)]:
+        named = self._waiting.of_group(asked.namespace, asked.group)
+        for waiting in [w for w in named if w.client == client.incarnation and _stops(asked, w.asked)]:
             self._remove(waiting)
             text = f"group {asked.group!r} was shut down while it waited for its hardware"
             self._head.emit(Refuse(waiting.peer, waiting.id, IN_USE, text))
@@ -272,44 +319,57 @@ class Launches:
 
     def stop_all(self) -> None:
         """Stop every group and refuse all waiting launches, because the cluster ends."""
-        for waiting in list(self._waiting):
+        for waiting in self._waiting.all():
             self._remove(waiting)
             self._head.emit(Refuse(waiting.peer, waiting.id, "usage", "the cluster is being stopped"))
-        for lookup in list(self._lookups):
+        for lookup in self._lookups.all():
             self._try(lookup, last=True)
         for group in self._head.groups.all():
             self._head.groups.stop(group, self._head.timing.stop_grace_s)
 
     # --- waiting ---
 
-    def retry_waiting(self) -> None:
-        """Try the waiting launches again at the next flush.
+    def robot_free(self, key: str) -> None:
+        """Try the launches that wait for this robot again at the next flush."""
+        self._free.add(key)
 
-        Called when a robot has become free, and when a drain or an emergency stop may now refuse a launch.
-        """
+    def retry_waiting(self) -> None:
+        """Try all waiting launches again at the next flush, because a drain or an emergency stop may now refuse one."""
         self._retry = True
 
     def flush(self) -> None:
+        if (self._retry or self._free) and self._head.now >= self._head.groups.claims.settled:
+            due = self._waiting.all() if self._retry else [w for key in self._free for w in self._blocked.of(key)]
+            self._retry, self._free = False, set()
+            for waiting in sorted(due, key=lambda waiting: waiting.number):
+                self._try(waiting)
         for notice in self._following:
             self._head.emit(notice)
         self._following.clear()
-        if self._retry and self._head.now >= self._head.groups.claims.settled:
-            self._retry = False
-            for waiting in list(self._waiting):
-                self._try(waiting)
 
     def _wait(
-        self, queue: list[_Waiting], client: Client, event: RequestReceived, asked: Launch | FindGroup, wait_s: float
+        self,
+        queue: _Queue,
+        client: Client,
+        event: RequestReceived,
+        asked: Launch | FindGroup,
+        wait_s: float,
+        robot: str = "",
     ) -> None:
-        for again in [w for w in queue if (w.client, w.asked) == (client.incarnation, asked)]:
+        for again in [w for w in queue.of_client(client.incarnation) if w.asked == asked]:
             self._remove(again)
             self._head.requests.done(again.peer, again.id)  # the repeated request gets the answer instead
-        waiting = _Waiting(client.incarnation, event.peer, event.id, asked, self._head.now + wait_s)
+        waiting = _Waiting(
+            client.incarnation, event.peer, event.id, asked, self._head.now + wait_s, next(self._numbers), robot
+        )
         waiting.timer = self._head.timers.at(waiting.deadline, lambda: self._try(waiting))
-        queue.append(waiting)
+        queue.add(waiting)
+        if isinstance(asked, Launch):
+            self._blocked.add(robot, waiting, waiting)
 
     def _remove(self, waiting: _Waiting) -> None:
         self._head.timers.cancel(waiting.timer)
+        self._blocked.discard(waiting.robot, waiting)
         (self._waiting if isinstance(waiting.asked, Launch) else self._lookups).remove(waiting)
 
     def _try(self, waiting: _Waiting, last: bool = False) -> None:
@@ -318,13 +378,21 @@ class Launches:
         If the try fails, the request waits on or is refused. It is refused in any case if this is the *last* try.
         """
         client, asked = self._head.clients.get(waiting.client), waiting.asked
+        may_wait = not last and self._head.now < waiting.deadline
         try:
             if client is not None:
-                launched = self._launch(client, asked) if isinstance(asked, Launch) else self._find(client, asked)
-                self._head.emit(Answer(waiting.peer, waiting.id, launched))
+                answer = self._launch(client, asked) if isinstance(asked, Launch) else self._find(client, asked)
+                if answer is None and may_wait:
+                    return
+                if answer is None:
+                    assert isinstance(asked, FindGroup)
+                    raise self._not_found(asked)
+                self._head.emit(Answer(waiting.peer, waiting.id, answer))
         except Refused as refusal:
-            may_wait = isinstance(asked, FindGroup) or refusal.kind == IN_USE
-            if may_wait and not last and self._head.now < waiting.deadline:
+            if may_wait and (isinstance(asked, FindGroup) or refusal.kind == IN_USE):
+                self._blocked.discard(waiting.robot, waiting)
+                waiting.robot = refusal.robot
+                self._blocked.add(waiting.robot, waiting, waiting)
                 return
             self._head.emit(Refuse(waiting.peer, waiting.id, refusal.kind, refusal.text))
         self._remove(waiting)
@@ -333,7 +401,7 @@ class Launches:
 def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:
     """Return True if the request *stop* is for the waiting launch *asked*, not for another launch of its name."""
     assert isinstance(asked, Launch)
-    same = not stop.workers or any(spec.id in stop.workers for spec in asked.workers)
+    same = not stop.workers or not {spec.id for spec in asked.workers}.isdisjoint(stop.workers)
     return stop.group == asked.group and same
 
 

@@ -70,7 +70,7 @@ class HeadServer:
         )
         self._shell = CoreShell[commands.Event, commands.Command](
             self._loop, "the head", self._decide, self._coordinator.next_deadline, self._carry_out,
-            tick=commands.TimerDue(), stalled=commands.HeadStalled,
+            tick=commands.TimerDue(), stalled=commands.HeadStalled, finish=self._coordinator.finish_turn,
         )  # fmt: skip
         self._store = store
         unreachable = lambda peer: self._shell.handle(commands.PeerUnreachable(peer))  # noqa: E731
@@ -128,6 +128,7 @@ class HeadServer:
             restarting: True if another head will soon listen at this address, so that workers and groups go on; False
                 if the cluster ends.
         """
+        self._shell.carry_out(self._coordinator.finish_turn())
         if reason:
             self._shell.carry_out((self._coordinator.restarting if restarting else self._coordinator.farewell)(reason))
         self._shell.close()
@@ -148,7 +149,7 @@ class HeadServer:
             log.warning("%r sent a %s; the head sends no requests", peer_name(peer), type(envelope).__name__)
 
     def _decide(self, event: commands.Event, now: float) -> list[commands.Command]:
-        return self._coordinator.handle(event, now, time.time())
+        return self._coordinator.apply(event, now, time.time())
 
     def _carry_out(self, command: commands.Command) -> None:
         if isinstance(command, commands.Notify):

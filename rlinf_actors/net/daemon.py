@@ -107,6 +107,8 @@ class CoreShell(Generic[EventT, CommandT]):
         stalled: called with the number of seconds for which this process stood still; returns the event that reports
             it. The event is passed before *tick*: messages of that time still wait in the sockets, so silence of a peer
             proves nothing.
+        finish: called after all events of one turn of the loop; returns the commands that the core has put off until
+            then. None for a core that puts off none.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class CoreShell(Generic[EventT, CommandT]):
         *,
         tick: EventT,
         stalled: Callable[[float], EventT],
+        finish: Callable[[], Iterable[CommandT]] | None = None,
     ) -> None:
         self._loop = loop
         self._name = name
@@ -127,6 +130,7 @@ class CoreShell(Generic[EventT, CommandT]):
         self._carry_out = carry_out
         self._tick_event = tick
         self._stalled_event = stalled
+        self._finish = finish
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
         self._setting: asyncio.Handle | None = None
@@ -138,7 +142,7 @@ class CoreShell(Generic[EventT, CommandT]):
             return
         self.carry_out(self._decide(event, self._loop.time()))
         if self._setting is None and not self._closed:  # once for all events of a turn, after their commands
-            self._setting = self._loop.call_soon(self._set_timer)
+            self._setting = self._loop.call_soon(self._end_turn)
 
     def carry_out(self, commands: Iterable[CommandT]) -> None:
         """Carry out commands that the caller has got from the core without `handle`."""
@@ -153,8 +157,14 @@ class CoreShell(Generic[EventT, CommandT]):
                 handle.cancel()
         self._timer = self._setting = None
 
-    def _set_timer(self) -> None:
+    def _end_turn(self) -> None:
         self._setting = None
+        if self._finish is not None:
+            self.carry_out(self._finish())
+        if not self._closed:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
         due = max(self._next_deadline(), self._loop.time())  # an overdue deadline is no sign that we stood still
         if self._timer is not None:
             if self._due <= due:  # a tick too early does no harm, and spares a timer per event
@@ -174,4 +184,4 @@ class CoreShell(Generic[EventT, CommandT]):
             self.carry_out(self._decide(self._stalled_event(stall), now))
         self.carry_out(self._decide(self._tick_event, now))  # after a stall too: not every deadline is a silence
         if not self._closed:
-            self._set_timer()
+            self._end_turn()

@@ -106,6 +106,7 @@ class ControlServer:
         self._listener = network.listener(self._received, max_bytes=MAX_FRAME, gate=gate)
         self._listener.on_unreachable = on_unreachable
         self._on_envelope = on_envelope
+        self._last_notice: tuple[Body | None, bytes] = None, b""  # one notice often goes to a thousand peers
         self._malformed = LogThrottle()
         self.member_of = self._listener.member_of
 
@@ -114,15 +115,18 @@ class ControlServer:
 
     def notify(self, peer: bytes, body: Body) -> None:
         """Send a notice to a peer. If the peer is not connected or the notice is too long, the notice is dropped."""
-        try:
-            self._send("rpc.notice", peer, body, Notice(body))
-        except control_codec.TooLongError as error:
-            log.error("%s is not told: %s", peer_name(peer), error)
+        if body is not self._last_notice[0]:
+            try:
+                self._last_notice = body, control_codec.encode(Notice(body))
+            except control_codec.TooLongError as error:
+                log.error("%s is not told: %s", peer_name(peer), error)
+                return
+        self._send("rpc.notice", peer, body, self._last_notice[1])
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
         """Answer a request of a peer. If the answer is too long to send, refuse the request instead."""
         try:
-            self._send("rpc.reply", peer, body, Reply(request_id, body))
+            self._send("rpc.reply", peer, body, control_codec.encode(Reply(request_id, body)))
         except control_codec.TooLongError as error:
             self.fail(peer, request_id, "usage", str(error))
 
@@ -147,17 +151,17 @@ class ControlServer:
         """
         text, path = (part if len(part) <= FAILED_CHARS else f"{part[: FAILED_CHARS - 1]}…" for part in (text, path))
         failed = Failed(request_id, kind, text, list(missing_ranks), path)
-        self._send("rpc.reply", peer, failed, failed)
+        self._send("rpc.reply", peer, failed, control_codec.encode(failed))
 
     def close(self, linger_ms: int = 0) -> None:
         self._listener.close(linger_ms)
 
-    def _send(self, point: str, peer: bytes, body: object, envelope: Envelope) -> None:
+    def _send(self, point: str, peer: bytes, body: object, frame: bytes) -> None:
         faults = fault_injection.active
         if faults is None:
-            self._listener.send(peer, control_codec.encode(envelope))
+            self._listener.send(peer, frame)
         else:
-            send = functools.partial(self._listener.send, peer, control_codec.encode(envelope))
+            send = functools.partial(self._listener.send, peer, frame)
             faults.carry(point, self, peer, type(body).__name__, send, asyncio.get_running_loop())
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
