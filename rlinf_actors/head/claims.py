@@ -170,7 +170,7 @@ class ClaimTable:
         now = self._head.now
         text = (
             f"{held.claim.title} is held by group {held.group.name!r} of namespace {held.group.namespace!r}, "
-            f"{self._head.groups.owner_clause(held.group)}; its worker {held.worker_name} on node {held.node} "
+            f"{_owner_clause(self._head, held.group)}; its worker {held.worker_name} on node {held.node} "
             f"has had it for {now - held.since:.0f} s"
         )
         if held.lost is None:
@@ -188,13 +188,26 @@ class ClaimTable:
             title=first.claim.title,
             namespace=first.group.namespace,
             group=first.group.name,
-            owner=self._head.groups.owner_clause(first.group),
+            owner=_owner_clause(self._head, first.group),
             workers=[held.worker_name for held in claims],
             nodes=list(dict.fromkeys(held.node for held in claims)),
             state="lost" if lost else "held",
             held_s=now - min(held.since for held in claims),
             free_in_s=max(held.until for held in claims) - now if lost else None,
         )
+
+
+def _owner_clause(head: Coordinator, group: Group) -> str:
+    """Return a clause for people that says which process owns a group, such as "owned by driver, process 7 ..."."""
+    client = head.clients.get(group.owner)
+    if client is None:
+        why = head.clients.ended(group.owner)
+        return f"whose owner has ended ({why})" if why else "whose owner this head has not heard of since it started"
+    node = next(iter(head.nodes.on_host(client.host)), None)
+    where = f"on node {node.name}" if node is not None else "on a machine without an agentd"
+    owning = head.groups.of_worker(client.worker_id)
+    owner = "driver" if owning is None else f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
+    return f"owned by {owner}, process {client.pid} {where}"
 
 
 def _share(held: HardwareClaim, claim: Claim, namespace: str) -> bool:

@@ -12,7 +12,7 @@ import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,9 @@ from msgspec.structs import replace
 
 from rlinf_actors.head import quotas
 from rlinf_actors.head.commands import Answer, LogEvent
+from rlinf_actors.head.heaviest import Heaviest
 from rlinf_actors.head.quotas import Quota
-from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
+from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.protocol import printable
@@ -49,6 +50,7 @@ class _Reader(msgspec.Struct, eq=False):
     asked: GetEvents
     sees: Sees
     key: str
+    missing: int = 0  # events that were dropped before the reader could get them
     timer: HeapTimer | None = None
 
 
@@ -63,6 +65,8 @@ class _Share(msgspec.Struct):
 
 
 _SEQ = attrgetter("seq")
+_REFUSALS = "\0refusals"
+"""Name of the share of all refusals together."""
 
 
 class EventLog:
@@ -80,12 +84,15 @@ class EventLog:
         self._kept = kept
         self._kept_chars = kept_chars
         self._events: deque[ClusterEvent] = deque()
-        self._shares: dict[str | None, _Share] = {}
-        self._share_of: dict[int, str | None] = {}
+        self._shares: dict[str, _Share] = {}
+        self._sizes: Heaviest[str] = Heaviest()  # parts of the log that the shares have
+        self._share_of: dict[int, str] = {}
         self._chars = 0
         self._last = 0
         self._flushed = 0
         self._readers: dict[_Reader, None] = {}
+        self._readers_of: Index[_Reader] = Index()  # by the namespace that they ask for, None for all
+        self._readers_at: Index[_Reader] = Index()  # by peer
         self._of_key = Quota("readers of a key")
 
     def add(self, entry: LogEvent, whose: str = "") -> None:
@@ -95,11 +102,11 @@ class EventLog:
             self._last, self._head.wall, **{name: getattr(entry, name) for name in entry.__struct_fields__}
         )
         self._events.append(event)
-        key = None if event.kind == "refused" else whose
+        key = _REFUSALS if event.kind == "refused" else whose
         share = self._shares.setdefault(key, _Share())
         share.seqs.append(event.seq)
         self._share_of[event.seq] = key
-        self._count(share, _chars(event))
+        self._count(key, share, _chars(event))
         while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
             self._make_room()
 
@@ -121,22 +128,38 @@ class EventLog:
         self._of_key.check(key, "your key")
         reader = _Reader(peer, id, asked, sees, key)
         deadline = self._head.now + min(asked.wait_s, MAX_WAIT_S)
-        reader.timer = self._head.timers.at(deadline, lambda: self._answer(reader, self._find(asked, sees)))
+        reader.timer = self._head.timers.at(deadline, lambda: self._answer(reader, self._find(reader.asked, sees)))
+        self._read_until(reader, found)
         self._readers[reader] = None
+        self._readers_of.add(asked.namespace, reader, reader)
+        self._readers_at.add(peer, reader, reader)
         self._of_key.take(key)
         return None
 
     def flush(self) -> None:
         """Answer the waiting readers that may see an entry added since the last flush."""
-        if self._flushed < self._last:
+        if self._flushed == self._last or not self._readers:
             self._flushed = self._last
-            for reader in list(self._readers):
-                found = self._find(reader.asked, reader.sees)
-                if found.events:
-                    self._answer(reader, found)
+            return
+        namespaces = {event.namespace for event in self._after(self._flushed)}
+        self._flushed = self._last
+        readers = list(self._readers) if "" in namespaces else self._readers_of.of(None)
+        for namespace in sorted(namespaces) if "" not in namespaces else ():
+            readers += self._readers_of.of(namespace)
+        for reader in readers:
+            found = self._find(reader.asked, reader.sees)
+            if found.events:
+                self._answer(reader, found)
+            else:
+                self._read_until(reader, found)
+
+    def _read_until(self, reader: _Reader, found: Events) -> None:
+        """Note how far a waiting reader has been served, so that no event is examined for it twice."""
+        reader.missing += found.missing
+        reader.asked = replace(reader.asked, since=found.next)
 
     def forget(self, peer: bytes) -> None:
-        for reader in [reader for reader in self._readers if reader.peer == peer]:
+        for reader in self._readers_at.of(peer):
             self._remove(reader)
 
     def forget_keys(self, keys: Container[str]) -> None:
@@ -145,34 +168,49 @@ class EventLog:
 
     def _answer(self, reader: _Reader, events: Events) -> None:
         self._remove(reader)
+        events = replace(events, missing=events.missing + reader.missing)
         self._head.emit(Answer(reader.peer, reader.id, events))
 
     def _remove(self, reader: _Reader) -> None:
         del self._readers[reader]
+        self._readers_of.discard(reader.asked.namespace, reader)
+        self._readers_at.discard(reader.peer, reader)
         self._of_key.free(reader.key)
         self._head.timers.cancel(reader.timer)
 
     def _make_room(self) -> None:
         """Drop the oldest entry of the share with the most entries or text; never the newest entry."""
-        others = [share for share in self._shares.values() if share.seqs[0] != self._last]
-        share = max(others, key=lambda share: len(share.seqs) / self._kept + share.chars / self._kept_chars)
+        newest = self._share_of[self._last]
+        alone = len(self._shares[newest].seqs) == 1
+        most = self._sizes.top(apart_from=newest) if alone else self._sizes.top()
+        assert most is not None  # there is another entry
+        share = self._shares[most]
         place = bisect_left(self._events, share.seqs.popleft(), key=_SEQ)
         event = self._events[place]
         del self._events[place]
-        self._count(share, -_chars(event))
         key = self._share_of.pop(event.seq)
+        self._count(key, share, -_chars(event))
         if not share.seqs:
             del self._shares[key]
 
-    def _count(self, share: _Share, chars: int) -> None:
+    def _count(self, key: str, share: _Share, chars: int) -> None:
         share.chars += chars
         self._chars += chars
+        self._sizes.set(key, len(share.seqs) / self._kept + share.chars / self._kept_chars)
+
+    def _after(self, seq: int) -> Iterable[ClusterEvent]:
+        """Return the entries with larger numbers than *seq*. A few new ones cost little, however long the log is."""
+        place = bisect_right(self._events, seq, key=_SEQ)
+        count = len(self._events) - place
+        if count < place:
+            return reversed(list(itertools.islice(reversed(self._events), count)))
+        return itertools.islice(self._events, place, None)
 
     def _find(self, asked: GetEvents, sees: Sees) -> Events:
         limit, room = min(max(asked.limit, 1), ANSWER_EVENTS), ANSWER_CHARS
         chosen: list[ClusterEvent] = []
         seen, missing = asked.since, 0
-        for event in itertools.islice(self._events, bisect_right(self._events, asked.since, key=_SEQ), None):
+        for event in self._after(asked.since):
             if not event.namespace or (asked.namespace in (None, event.namespace) and sees(event.namespace)):
                 if chosen and (len(chosen) >= limit or room < _chars(event)):
                     break

@@ -128,22 +128,6 @@ class GroupTable:
         """Return the final state of the last ended group of this name, with the job's *token*; None if unknown."""
         return self._ended.get((namespace, name), token)
 
-    def owner_clause(self, group: Group) -> str:
-        """Return a clause for people that says which process owns a group, such as "owned by driver, process 7 ..."."""
-        client = self._head.clients.get(group.owner)
-        if client is None:
-            why = self._head.clients.ended(group.owner)
-            return (
-                f"whose owner has ended ({why})" if why else "whose owner this head has not heard of since it started"
-            )
-        node = next(iter(self._head.nodes.on_host(client.host)), None)
-        where = f"on node {node.name}" if node is not None else "on a machine without an agentd"
-        owner = "driver"
-        if client.worker_id in self._of_worker:
-            owning = self._of_worker[client.worker_id]
-            owner = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
-        return f"owned by {owner}, process {client.pid} {where}"
-
     # --- groups come and change ---
 
     def enter(self, group: Group) -> None:

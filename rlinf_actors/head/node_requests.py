@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,7 +44,9 @@ class NodeRequests:
         self._nodes = nodes
         self._requests: dict[int, dict[_NodeRequest, None]] = {}  # by the number of nodes asked for
         self._of_peer: Index[_NodeRequest] = Index()
-        self._lacking: dict[int, int] = {}  # number of nodes asked for -> nodes that lack at least
+        self._changes = 0  # number of calls of `nodes_changed`
+        self._due: list[tuple[int, int]] = []  # heap of that number when to examine requests, and nodes asked for
+        self._due_of: dict[int, int] = {}  # number of nodes asked for -> the entry in `_due` that counts
         self._first_lacking: dict[int, int] = {}  # number of nodes asked for -> lowest rank without a node
 
     def wait(self, peer: bytes, id: int, asked: GetNodes) -> None:
@@ -58,7 +60,7 @@ class NodeRequests:
         self._requests.setdefault(asked.num_nodes, {})[request] = None
         self._of_peer.add(peer, request, request)
         if is_new:
-            self._answer_requests([asked.num_nodes])
+            self._examine(asked.num_nodes)
 
     def forget(self, peer: bytes) -> None:
         for request in self._of_peer.of(peer):
@@ -71,17 +73,26 @@ class NodeRequests:
         del same[request]
         if not same:
             del self._requests[request.num_nodes]
-            self._lacking.pop(request.num_nodes, None)
+            self._due_of.pop(request.num_nodes, None)
             self._first_lacking.pop(request.num_nodes, None)
 
     def nodes_changed(self) -> None:
         """Note that one more node may have a rank now, and answer the requests that have enough nodes."""
+        self._changes += 1
         due = []
-        for num_nodes in self._requests:
-            left = self._lacking[num_nodes] = self._lacking.get(num_nodes, 1) - 1
-            if left <= 0 and not self._certainly_lacks(num_nodes):
+        while self._due and self._due[0][0] <= self._changes:
+            at, num_nodes = heapq.heappop(self._due)
+            if self._due_of.get(num_nodes) == at:
                 due.append(num_nodes)
-        self._answer_requests(due)
+        for num_nodes in due:
+            if self._certainly_lacks(num_nodes):
+                self._examine_after(num_nodes, 1)
+            else:
+                self._examine(num_nodes)
+
+    def _examine_after(self, num_nodes: int, changes: int) -> None:
+        self._due_of[num_nodes] = self._changes + changes
+        heapq.heappush(self._due, (self._changes + changes, num_nodes))
 
     def _certainly_lacks(self, num_nodes: int) -> bool:
         """Return True if the rank that was the first to lack a node still belongs to a node that is not there."""
@@ -91,15 +102,21 @@ class NodeRequests:
             return rank >= 0 and self._nodes.state_ranks  # all nodes state their ranks, and none states this one
         return not holder.usable
 
-    def _answer_requests(self, sizes: Iterable[int]) -> None:
-        for num_nodes in sizes:
-            missing = self._missing(num_nodes)
-            if missing:
-                self._lacking[num_nodes], self._first_lacking[num_nodes] = len(missing), missing[0]
-            else:
-                for request in list(self._requests[num_nodes]):
-                    self._remove(request)
-                    self._answer(request)
+    def _examine(self, num_nodes: int) -> None:
+        """Answer the requests for so many nodes if they are there."""
+        lacking = num_nodes - self._nodes.count()
+        if lacking > 0:  # known without the ranks
+            self._first_lacking.pop(num_nodes, None)
+            self._examine_after(num_nodes, lacking)
+            return
+        missing = self._missing(num_nodes)
+        if missing:
+            self._first_lacking[num_nodes] = missing[0]
+            self._examine_after(num_nodes, len(missing))
+            return
+        for request in list(self._requests[num_nodes]):
+            self._remove(request)
+            self._answer(request)
 
     def _missing(self, num_nodes: int) -> list[int]:
         """Return the ranks below *num_nodes* for which there is no usable node."""

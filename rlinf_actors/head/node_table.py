@@ -86,6 +86,10 @@ class NodeTable:
         """Return the node with this id, living or lost; None if it is unknown."""
         return self._nodes.get(node_id)
 
+    def count(self) -> int:
+        """Return the number of living nodes."""
+        return len(self._by_peer)
+
     def alive(self) -> Iterable[Node]:
         return self._by_peer.values()
 
@@ -168,6 +172,7 @@ class NodeTable:
         if known is not None:
             node.jobs, node.log_name, node.uncredited = known.jobs, known.log_name, known.uncredited
         self._check_rank(node)
+        more = known is None or not known.usable or known.registered != node.registered
         if known is not None and known.incarnation != hello.incarnation:
             self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd", by=member)
             if known.alive:
@@ -186,7 +191,8 @@ class NodeTable:
         if node.report.rank is not None:
             self._fix_rank(node.id, node.report.rank)
         self._persist(node)
-        self._may_answer()
+        if more:
+            self._may_answer()
         return node
 
     def heard(self, node: Node) -> None:
