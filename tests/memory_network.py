@@ -154,6 +154,7 @@ class MemoryListener:
         self.on_message = on_message
         self.on_failed = on_failed
         self.on_unreachable: Callable[[bytes], None] | None = None
+        self.on_drained: Callable[[], None] | None = None
         self.links: dict[bytes, MemoryLink] = {}
         self.open = True
 

@@ -74,7 +74,7 @@ class HeadServer:
         )  # fmt: skip
         self._store = store
         unreachable = lambda peer: self._shell.handle(commands.PeerUnreachable(peer))  # noqa: E731
-        self._server = ControlServer(network, self._received, unreachable, self)
+        self._server = ControlServer(network, self._received, unreachable, self, self._shell.finish_turn)
         self._on_end = on_end
         self.endpoints: list[str] = []
 

@@ -157,10 +157,14 @@ class CoreShell(Generic[EventT, CommandT]):
                 handle.cancel()
         self._timer = self._setting = None
 
+    def finish_turn(self) -> None:
+        """Carry out what the core has put off, now: after messages that arrived together, for example."""
+        if self._finish is not None and not self._closed:
+            self.carry_out(self._finish())
+
     def _end_turn(self) -> None:
         self._setting = None
-        if self._finish is not None:
-            self.carry_out(self._finish())
+        self.finish_turn()
         if not self._closed:
             self._set_timer()
 

@@ -101,9 +101,12 @@ class Listener(Protocol):
     Attributes:
         on_unreachable: if not None, called on the loop with a peer's identity after a message to that peer was dropped
             because the peer is not connected.
+        on_drained: if not None, called on the loop after the messages that arrived together, before what their handlers
+            have sent leaves.
     """
 
     on_unreachable: Callable[[bytes], None] | None
+    on_drained: Callable[[], None] | None
 
     def bind(self, endpoint: str) -> str:
         """Listen on *endpoint*. Return the endpoint with the port that is really used.

@@ -86,6 +86,14 @@ class LocalListener:
     def on_unreachable(self, callback: Callable[[bytes], None] | None) -> None:
         self._zmq.on_unreachable = self._streams.on_unreachable = callback
 
+    @property
+    def on_drained(self) -> Callable[[], None] | None:
+        return self._zmq.on_drained
+
+    @on_drained.setter
+    def on_drained(self, callback: Callable[[], None] | None) -> None:
+        self._zmq.on_drained = self._streams.on_drained = callback
+
     def bind(self, endpoint: str) -> str:
         actual = self._zmq.bind(endpoint)
         if actual.startswith("ipc://"):

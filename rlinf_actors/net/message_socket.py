@@ -73,6 +73,7 @@ class MessageSocket:
         self._malformed = LogThrottle()
         self._thread = 0  # ident of the loop's thread
         self.on_unreachable: Callable[[bytes], None] | None = None
+        self.on_drained: Callable[[], None] | None = None
 
     # --- the transport's part ---
 

@@ -344,6 +344,14 @@ class EmulatedListener:
     def on_unreachable(self, callback: Callable[[bytes], None] | None) -> None:
         self.real.on_unreachable = callback
 
+    @property
+    def on_drained(self) -> Callable[[], None] | None:
+        return self.real.on_drained
+
+    @on_drained.setter
+    def on_drained(self, callback: Callable[[], None] | None) -> None:
+        self.real.on_drained = callback
+
     def bind(self, endpoint: str) -> str:
         return self.real.bind(endpoint)
 

@@ -91,6 +91,7 @@ class ControlServer:
         on_envelope: called with the sender's identity and each well-formed message.
         on_unreachable: called with a peer's identity after a message to it was dropped because it is not connected.
         gate: decides which keys are admitted.
+        on_drained: called after the messages that arrived together, before the answers to them leave.
 
     Attributes:
         member_of: returns the member that a peer is, as `Listener.member_of` does.
@@ -102,9 +103,11 @@ class ControlServer:
         on_envelope: Callable[[bytes, Envelope], None],
         on_unreachable: Callable[[bytes], None] | None = None,
         gate: Gate | None = None,
+        on_drained: Callable[[], None] | None = None,
     ) -> None:
         self._listener = network.listener(self._received, max_bytes=MAX_FRAME, gate=gate)
         self._listener.on_unreachable = on_unreachable
+        self._listener.on_drained = on_drained
         self._on_envelope = on_envelope
         self._last_notice: tuple[Body | None, bytes] = None, b""  # one notice often goes to a thousand peers
         self._malformed = LogThrottle()

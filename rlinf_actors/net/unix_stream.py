@@ -193,6 +193,8 @@ class StreamSocket(MessageSocket):
         try:
             for records, big in chunks:
                 well = well and self._received(connection, records, connection.placed(big) if big else big)
+            if self.on_drained is not None:
+                self.on_drained()
         except RemoteWireError as error:
             self._warn(connection.identity, error)
             well = False

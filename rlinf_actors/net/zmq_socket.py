@@ -169,6 +169,8 @@ class Socket(MessageSocket):
         try:
             for chunk in chunks:
                 self._judge(*chunk)
+            if chunks and self.on_drained is not None:
+                self.on_drained()
         finally:
             self._delivering = 0
         with self._lock:

@@ -15,6 +15,7 @@ import pytest
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net.host import free_port, host_key, pid_start, route_ip
+from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.loop import IoThread, call_threadsafe
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -161,3 +162,16 @@ def test_a_signal_is_heard_although_a_thousand_messages_find_no_peer(tmp_path, r
 
     with contextlib.closing(asyncio.SelectorEventLoop()) as loop:  # not uvloop's, which wakes by other means
         loop.run_until_complete(main(loop))
+
+
+@pytest.mark.parametrize("kind", [ZmqNetwork, LocalNetwork])
+async def test_what_is_sent_after_the_last_message_leaves_with_the_answers(kind, tmp_path):
+    network, arrived = kind(asyncio.get_running_loop(), Security()), asyncio.Queue()
+    listener = network.listener(lambda peer, header, parts: listener.send(peer, b"answer"))
+    listener.on_drained = lambda: listener.send(b"client", b"notice")
+    link = network.link(
+        listener.bind(f"ipc://{tmp_path}/s"), b"client", lambda peer, header, parts: arrived.put_nowait(header), to="w"
+    )
+    link.send(b"question")
+    assert [await asyncio.wait_for(arrived.get(), 20), arrived.get_nowait()] == [b"answer", b"notice"]
+    network.close()
