@@ -16,6 +16,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Future, Promise, call_all
 from rlinf_actors.runtime.late_report import ANSWER_S, LateReport, late_text
 from rlinf_actors.runtime.peer import Peer, new_call
+from rlinf_actors.runtime.shared_arguments import SharedArguments
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
@@ -52,7 +53,14 @@ class RankCall:
 
     def fail(self, error: Exception) -> None:
         """Pass *error* on to the group call instead of an answer, because the worker cannot answer. Any thread."""
+        self._result._source_gone(self._index)
         self._result._arrived(self._index, error, True)
+
+    def parts_wanted(self) -> None:
+        """Send the rank its large arguments, which it did not get from another rank of its node. Loop thread."""
+        sharing = self._result._sharing
+        if sharing is not None:
+            sharing.send(self._result._peers[self._index])
 
 
 class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
@@ -73,6 +81,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
     _beside = False  # the method has threads of its own (Worker.concurrent)
     _span = 0  # in the trace, 0 if this process is not traced
     _once = True  # the arguments are sent to each worker once, so the last one may be lent them without a copy
+    _sharing: SharedArguments | None = None  # until all ranks have answered
     loop: asyncio.AbstractEventLoop | None = None
     shared = False
 
@@ -106,9 +115,16 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         if recorder.active is not None and self._peers:
             self._begin_span(recorder.active, self._peers[0])
         header = frames.encode(frames.Call(call, self._method, self._timeout or 0.0))
+        sharing = None
+        if len(parts) == 1 and len(parts[0]) > 1 and len(self._peers) > 1 and self._once:
+            sharing = self._sharing = SharedArguments.of(call, parts[0], self._peers)
         for index, peer in enumerate(self._peers):
             idle = not peer.pending
             peer.open(RankCall(self, index), call)
+            if sharing is not None and peer in sharing:
+                sharing.share(peer)
+                peer.send(frames.SharedCall(call, self._method, self._timeout or 0.0), sharing.small)
+                continue
             own = len(parts) > 1 or len(self._peers) == 1
             peer.post(header, parts[index] if own else parts[0], now=idle, alone=self._once and own)
         if self._timeout is not None:
@@ -191,6 +207,8 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
                 return
             self._answers[index] = answer
             self._order.append(index)
+            if len(self._order) == len(self._peers):
+                self._sharing = None
             progress, self._progress = self._progress, None
             if not self._finished and (failed or len(self._order) == len(self._peers)):
                 if failed:
@@ -200,6 +218,11 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
                 self._finished = True
                 callbacks, self._callbacks = self._callbacks, ()
         self._wake(callbacks, progress)
+
+    def _source_gone(self, index: int) -> None:
+        sharing = self._sharing
+        if sharing is not None:
+            sharing.gone(self._peers[index])
 
     def _report_failure(self, awaited: bool) -> None:
         self._unseen = True

@@ -116,6 +116,8 @@ class Peer:
         succeeds: identities of the earlier links to this worker whose connections were lost; the Join names them.
         wanted: True if the link is needed: a message was sent, or this Peer replaces one whose connection was lost.
         received: number of messages that have arrived from the worker.
+        protocol: newest protocol of the worker, as it says to the process that constructs it; else 0.
+        sibling: the worker, for workers of its node; None if it is on this machine, or not connected by its group.
     """
 
     def __init__(
@@ -136,6 +138,8 @@ class Peer:
         self.link_identity = b""
         self.succeeds: list[bytes] = []
         self.error: Exception | None = None
+        self.protocol = 0
+        self.sibling: frames.Sibling | None = None
         self.pending: dict[int, Pending] = {}
         self.wanted = False
         self.received = 0
@@ -408,6 +412,10 @@ class Peer:
             listener = self._listeners.get(frame.id)
             if listener is not None:
                 listener(frame)
+        elif isinstance(frame, frames.WantParts):
+            wanted = getattr(self.pending.get(frame.id), "parts_wanted", None)
+            if wanted is not None:
+                wanted()
         elif isinstance(frame, frames.Dropped):
             self._lending.dropped(frame)
         elif isinstance(frame, frames.Memory):

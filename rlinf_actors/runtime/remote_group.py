@@ -370,6 +370,8 @@ class RemoteGroup(ResizableGroup):
         if peer.connected or peer.error is not None or not (self._soon is None or peer.wanted):
             return
         first = self.states.get(0)  # with its port as it is now: rank 0 may be restarted before the link is ready
+        if state.endpoint.ipc and state.endpoint.host != self._host:
+            peer.sibling = frames.Sibling(peer.name, state.id, state.pid, state.endpoint)
         peer.connect(state.endpoint, self._host, self.token, lambda: self._create(peer, first))
         if peer.error is None or not self.owned:
             return
@@ -398,6 +400,7 @@ class RemoteGroup(ResizableGroup):
 
     def _create_answered(self, peer: Peer, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         if not isinstance(frame, frames.Raised):
+            peer.protocol = frame.protocol if isinstance(frame, frames.Runs) else 0
             self._constructed(peer)
             return
 

@@ -8,9 +8,10 @@ Both ends of a link must have the same byte order, which Join names: a tensor's 
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Annotated, Union
 
 import msgspec
+from msgspec import Meta
 
 from rlinf_actors.wire.channel_frames import (
     ChannelAccepted,
@@ -38,6 +39,9 @@ __all__ = [  # of other modules; callers name all frames `frames.X`
     "ChannelGet", "ChannelGets", "ChannelItems", "ChannelLook", "ChannelPut", "ChannelPuts", "ChannelRelease",
     "ChannelShow", "ChannelWhere", "Frame",
 ]  # fmt: skip
+
+MAX_SIBLINGS = 1024
+"""Most workers to which a worker passes the arguments of a call on."""
 
 
 class Join(Frame, frozen=True, tag=0):
@@ -109,6 +113,43 @@ class Call(Frame, frozen=True, tag=3):
     id: int
     method: str
     deadline_s: Number = 0.0
+
+
+class Sibling(msgspec.Struct, frozen=True, array_like=True):
+    """A worker on the node of the receiver: its name, worker id, process id and endpoint."""
+
+    name: str
+    worker_id: WorkerId
+    pid: Pid
+    endpoint: Endpoint
+
+
+class SharedCall(Frame, frozen=True, tag=70):
+    """A Call whose payload has the first part only: the others come as ShareParts or SharedParts. Since protocol 7."""
+
+    id: int
+    method: str
+    deadline_s: Number = 0.0
+
+
+class ShareParts(Frame, frozen=True, tag=71):
+    """The parts of SharedCall `id` of the sender, which the receiver passes on to the workers `to`."""
+
+    id: int
+    to: Annotated[list[Sibling], Meta(max_length=MAX_SIBLINGS)]
+
+
+class SharedParts(Frame, frozen=True, tag=72):
+    """The parts of SharedCall `id` of the client with incarnation `origin`, "" for the sender itself."""
+
+    origin: str
+    id: int
+
+
+class WantParts(Frame, frozen=True, tag=73):
+    """The worker waits for the parts of SharedCall `id`: answered by SharedParts."""
+
+    id: int
 
 
 class Stream(Frame, frozen=True, tag=4):
@@ -437,7 +478,8 @@ class Resized(Frame, frozen=True, tag=14):
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped, Shown,
     Opened, Hidden, UserMessage, Held, Returned, Written, Ask, Facts, Released, LaneEnded, ChannelFrame,
-    ChannelAccepted, ChannelItems, WhereIs, ChildIs, ChildEnded, Resized,
+    ChannelAccepted, ChannelItems, WhereIs, ChildIs, ChildEnded, Resized, SharedCall, ShareParts, SharedParts,
+    WantParts,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

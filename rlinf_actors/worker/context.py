@@ -36,6 +36,7 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker.remote_peers import RemotePeers
+from rlinf_actors.worker.shared_calls import PartsRelay
 from rlinf_actors.worker.worker_server import RejectedPeers, WorkerServer
 
 if TYPE_CHECKING:
@@ -242,6 +243,7 @@ def start(
         messenger = Messenger(runtime, job.connected, server.answer, settings.send_window_bytes, transfers)
         server.serve((frames.UserMessage,), messenger.arrived)
         server.serve((frames.Written,), messenger.written)
+        server.serve((frames.ShareParts,), PartsRelay(runtime, server.shared_calls).handle)
         server.on_link_lost(messenger.link_lost)
         server.on_forgotten(messenger.link_forgotten)
         server.serve((frames.Ask, frames.LaneEnded), messenger.tensor_receiver.handle)

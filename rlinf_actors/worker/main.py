@@ -41,6 +41,7 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire import template_protocol as packets
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.children import Children
@@ -252,7 +253,7 @@ def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -
     if not isinstance(executor.main if isinstance(executor, BesideExecutor) else executor, ThreadsExecutor):
         context.runtime.serving_thread = threading.get_ident()
     server.open(executor)
-    server.answer(creation.peer, frames.Ok(creation.frame.id))
+    server.answer(creation.peer, frames.Runs(creation.frame.id, "", protocol=PROTOCOL))
     executor.serve(instance)
     method = executor.activity().method
     raise UsageError(STOPPED.format(f"{method}()" if method else "no call"))

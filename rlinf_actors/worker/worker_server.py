@@ -44,6 +44,7 @@ from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to
 from rlinf_actors.worker.executors import Activity, Executor
 from rlinf_actors.worker.invocation import Invocation, TracedInvocation
 from rlinf_actors.worker.remote_peers import RemotePeers, client_of
+from rlinf_actors.worker.shared_calls import SharedCalls
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,10 @@ _CHANNEL_REQUESTS = (
     frames.ChannelPut, frames.ChannelGet, frames.ChannelBatch, frames.ChannelLook, frames.ChannelShow,
     frames.ChannelClose, frames.ChannelWhere, frames.ChannelRelease,
 )  # fmt: skip
+
+
+_ANSWERED = (frames.Call, frames.SharedCall, frames.Stream, frames.Cancel, frames.Credit, frames.Create)
+"""Frames whose internal errors answer the call that they name."""
 
 
 class RejectedPeers:
@@ -135,6 +140,7 @@ class WorkerServer:
         self._on_link_lost: list[LinkLost] = []
         self._on_forgotten: list[Callable[[bytes], object]] = []
         self.remote_peers: RemotePeers | None = None
+        self.shared_calls = SharedCalls(self._handle, self.send)
         self._early: list[tuple[bytes, frames.AnyFrame, AuthenticatedParts]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 
@@ -242,8 +248,10 @@ class WorkerServer:
             return
         if lending is None:
             self._join(peer, frame)
-        else:
-            self._handle(peer, frame, AuthenticatedParts(parts))  # a member of this job
+        else:  # a member of this job
+            authenticated = AuthenticatedParts(parts)
+            if not self.shared_calls.held or not self.shared_calls.defers(peer, frame, authenticated):
+                self._handle(peer, frame, authenticated)
 
     def _failed(self, peer: bytes, error: InternalError) -> None:
         """Report to the peer that the handler of its frame raised *error*.
@@ -252,7 +260,9 @@ class WorkerServer:
         as a lost message: the peer is told, and this worker treats the link as lost.
         """
         frame = self._handling
-        if isinstance(frame, (frames.Call, frames.Stream, frames.Cancel, frames.Credit, frames.Create)):
+        if isinstance(
+            frame, (frames.Call, frames.SharedCall, frames.Stream, frames.Cancel, frames.Credit, frames.Create)
+        ):
             self._cancel(peer, frame.id)
             self.answer(peer, *failure.encode(frame.id, error))
         elif isinstance(frame, _CHANNEL_REQUESTS):
@@ -280,6 +290,10 @@ class WorkerServer:
             self._submit(self._made(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
         elif type(frame) is frames.Cancel:
             self._cancel(peer, frame.id)
+        elif type(frame) is frames.SharedCall:
+            self.shared_calls.call(peer, frame, parts)
+        elif type(frame) is frames.SharedParts:
+            self.shared_calls.arrived(peer, frame, parts)
         elif type(frame) is frames.Credit:
             invocation = self._calls.get((peer, frame.id))
             if invocation is not None:
@@ -356,6 +370,7 @@ class WorkerServer:
 
     def _forget(self, peer: bytes) -> None:
         self._newest.pop(peer, None)
+        self.shared_calls.forget(peer)
         self._workers.pop(peer, None)
         self._near.discard(peer)
         lending = self._members.pop(peer, None)
