@@ -44,6 +44,7 @@ class MemoryNetwork:
         self._ports = 0
         self.forked = False
         self.memory: Arena | None = None
+        self.bulk = None
         self.delay = 0.0
         self.dark: set[str] = set()
         self.members: dict[bytes, Member | None] = {}

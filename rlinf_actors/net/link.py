@@ -18,6 +18,7 @@ from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.security.members import Gate, Member
 
 if TYPE_CHECKING:
+    from rlinf_actors.net.bulk_handshake import BulkTransport
     from rlinf_actors.net.shared_memory import Arena
 
 OnRejected = Callable[[str, bool], None]
@@ -167,10 +168,12 @@ class Network(Protocol):
         forked: True in a forked child of the process that made this network. The child cannot send by it.
         memory: this process's shared memory, by which it lends large parts to processes on its machine; None to send
             all parts in messages.
+        bulk: this process's bulk streams, which carry large parts between nodes; None to send all parts in messages.
     """
 
     forked: bool
     memory: Arena | None
+    bulk: BulkTransport | None
 
     def listener(
         self,

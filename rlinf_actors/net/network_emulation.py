@@ -26,7 +26,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -51,6 +51,9 @@ from rlinf_actors.net.link import (
 )
 from rlinf_actors.security.members import Gate, Member
 from rlinf_actors.wire import frames
+
+if TYPE_CHECKING:
+    from rlinf_actors.net.bulk_handshake import BulkTransport
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +171,8 @@ class EmulatedNetwork:
         self.node_rank = node_rank
 
     # --- Network ---
+
+    bulk: BulkTransport | None = None  # all parts go with their messages, whose bytes the emulation counts
 
     @property
     def forked(self) -> bool:

@@ -124,7 +124,8 @@ def _kind(size: int) -> Any:
     return type("_Bytes", (_Bytes,), {"_length_": size})
 
 
-def _bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
+def bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
+    """Return a view of *size* bytes of *memory*. *ended* is called, on any thread, after its last view is gone."""
     step = max(PAGE, (1 << size.bit_length()) // 16)  # a type per length would be many types
     whole = _kind(min(-(-size // step) * step, len(memory) - offset)).from_buffer(memory, offset)
     whole.ended = ended
@@ -201,7 +202,7 @@ class Arena:
                 return None
             self.stores += 1
             self._touched = max(self._touched, start + size)
-            block = _bytes_at(memory, start, size, functools.partial(self._ended.append, start))
+            block = bytes_at(memory, start, size, functools.partial(self._ended.append, start))
         self.on_store()
         return block
 
@@ -316,10 +317,10 @@ class Borrowed:
             if offset % PAGE or offset in self._used:
                 raise ValueError(f"the block at {offset} does not begin a page, or was handed over before")
             self._used[offset] = size
-            part = _bytes_at(self._alone, offset, size, functools.partial(self._unused, offset, ended))
+            part = bytes_at(self._alone, offset, size, functools.partial(self._unused, offset, ended))
             part.obj.kept = self  # type: ignore[attr-defined]
         elif alone:
-            part = _bytes_at(self._alone, offset, size, ended)
+            part = bytes_at(self._alone, offset, size, ended)
         else:
             memory = self._together
 
@@ -328,7 +329,7 @@ class Borrowed:
                 memory.madvise(mmap.MADV_DONTNEED, offset, size)
                 ended()
 
-            part = _bytes_at(memory, offset, size, forget)
+            part = bytes_at(memory, offset, size, forget)
         assert isinstance(part.obj, _Bytes)
         part.obj.crowded = crowded
         return part

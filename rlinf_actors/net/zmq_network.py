@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
@@ -48,6 +48,9 @@ from rlinf_actors.net.zmq_hub import ZmqHub, hub_takes, tune_connecting
 from rlinf_actors.net.zmq_socket import Socket
 from rlinf_actors.security.members import LOCAL, Gate, Member
 
+if TYPE_CHECKING:
+    from rlinf_actors.net.bulk_handshake import BulkTransport
+
 T = TypeVar("T")
 
 ZMQ_THREADS = 2
@@ -81,6 +84,7 @@ class ZmqNetwork:
         self._hubs: dict[bool, ZmqHub] = {}
         self._zap: ZapHandler | None = None
         self.memory: Arena | None = None
+        self.bulk: BulkTransport | None = None
         self.forked = False
         self._reading: Reading | None = None
         forks.watch(self)

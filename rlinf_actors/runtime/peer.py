@@ -24,6 +24,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, Union
 
 import msgspec
@@ -38,6 +39,7 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.buffer_lending import Lending
+from rlinf_actors.net.bulk import BulkLink
 from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.runtime.future import call_all
 from rlinf_actors.wire import failure, frames
@@ -160,6 +162,7 @@ class Peer:
         self._link: Link | None = None  # the link, once the backlog was sent
         self._first: First = lambda: None
         self._lending = Lending(network.memory, network.soon, self._send_at_once, name)
+        self._bulk: BulkLink | None = None  # between nodes
 
     # --- the link ---
 
@@ -211,7 +214,7 @@ class Peer:
         self.link_identity = identity
         join = frames.Join(
             OLDEST, version.VERSION, PYTHON, self.own_identity, token, self.worker_id, self.succeeds, self._me,
-            PROTOCOL, sys.byteorder,
+            PROTOCOL, sys.byteorder, bulk=self._may_use_bulk(address, endpoint),
         )  # fmt: skip
         link.send(frames.encode(join), now=True)  # alone: what follows may be longer than a stranger's may be
         self._joined = link
@@ -228,9 +231,25 @@ class Peer:
             if message is not None:
                 self._backlog.insert(0, (*message, False))
             for header, parts, alone in self._backlog:
-                link.send(*self._lending.pack(header, parts, alone=alone))
+                link.send(*self._pack(header, parts, alone))
             self._backlog.clear()
             self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
+
+    def _may_use_bulk(self, address: str, endpoint: Endpoint) -> bool:
+        """Prepare bulk streams if the link is TCP and both processes have them. Return True if so."""
+        transport = self._network.bulk
+        if transport is None or not transport.available or not endpoint.bulk or address != endpoint.tcp:
+            return False
+        host = endpoint.tcp.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+        def send(header: bytes, parts: Sequence[Buffer]) -> None:
+            if self._joined is not None:
+                self._joined.send(header, parts)
+
+        self._bulk = BulkLink(
+            transport, self.name, send, self._arrived, partial(self._handler_failed, b""), (host, endpoint.bulk)
+        )
+        return True
 
     def succeed(self, old: Peer) -> None:
         """Replace *old*, whose connection to the same worker process was lost. The Join tells the worker of it."""
@@ -242,9 +261,14 @@ class Peer:
         """Close the link. Loop thread; calling twice is harmless."""
         with self._lock:
             link, self._joined, self._link = self._joined, None, None
-        self._lending.close()
+        self._end_parts()
         if link is not None:
             link.close()
+
+    def _end_parts(self) -> None:
+        self._lending.close()
+        if self._bulk is not None:
+            self._bulk.close()
 
     def soon(self, function: Callable[[], object]) -> None:
         self._network.soon(function)
@@ -341,13 +365,20 @@ class Peer:
                     self._needed()
                 return
         if len(parts) > 1:  # large parts come behind the first
-            header, parts = self._lending.pack(header, parts, alone=alone, give=give)
+            header, parts = self._pack(header, parts, alone, give)
         link.send(header, parts, now=now)
 
     @property
     def lending(self) -> Lending:
         """Lends large parts to the worker in shared memory, once the worker can open that."""
         return self._lending
+
+    def _pack(
+        self, header: bytes, parts: Sequence[Buffer], alone: bool, give: bool = False
+    ) -> tuple[bytes, Sequence[Buffer]]:
+        if self._bulk is not None:
+            return self._bulk.pack(header, parts)
+        return self._lending.pack(header, parts, alone=alone, give=give)
 
     def fail(self, error: Exception) -> None:
         """Fail every pending and later call on this Peer with *error*, because the worker cannot answer. Any thread."""
@@ -358,7 +389,7 @@ class Peer:
             watchers, self._watchers = self._watchers, []
         self._withheld = {}
         self._listeners.clear()
-        self._lending.close()
+        self._end_parts()
         while self.pending:
             try:
                 _, pending = self.pending.popitem()
@@ -390,6 +421,10 @@ class Peer:
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         self.received += 1
+        if self._bulk is None or not self._bulk.takes(header, parts):
+            self._arrived(header, parts)
+
+    def _arrived(self, header: bytes, parts: list[Buffer]) -> None:
         self._handling = None
         try:
             frame = self._handling = frames.decode(self._lending.unpack(header, parts))

@@ -26,6 +26,7 @@ from rlinf_actors.errors import (
 from rlinf_actors.exhaustion import raise_file_limit
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
+from rlinf_actors.net.bulk_handshake import BulkTransport
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import SHUT_DOWN, IoThread
@@ -178,6 +179,8 @@ class Runtime:
         network = LocalNetwork if settings.local_link == "unix" else ZmqNetwork
         self.network: Network = network(self.io.loop, security)  # on this thread: its check of limits may block
         self.emulated: EmulatedNetwork | None = None
+        keyed = security is None or security.pair is not None or not security.insecure_test_network
+        self.network.bulk = self._bulk = BulkTransport(self.io.loop, keyed)
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupRegistry(self)
         self._paths = NodeReachability(self.network, self.host, self.groups.all)
@@ -402,6 +405,7 @@ class Runtime:
         self.groups.clear()
         if self.head is not None:
             self.head.close("the process ends", 0 if self._stopped else 200, UsageError(SHUT_DOWN))
+        await self._bulk.close()
         self.network.close()
         if self._memory is not None:
             self._memory.close()

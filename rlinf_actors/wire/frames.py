@@ -59,6 +59,7 @@ class Join(Frame, frozen=True, tag=0):
         newest: the newest protocol that the sender speaks; 0 if it is `protocol`.
         byte_order: byte order of the sender's machine, "little" or "big".
         place: in a job that emulates a network, the sender's ``group:rank`` or ``driver``, "@" and its node's rank.
+        bulk: True if this link may use bulk streams (net.bulk).
     """
 
     protocol: int
@@ -72,6 +73,7 @@ class Join(Frame, frozen=True, tag=0):
     newest: int = 0
     byte_order: str = "little"
     place: str = ""
+    bulk: bool = False
 
 
 class Rejected(Frame, frozen=True, tag=1):

@@ -76,6 +76,8 @@ Number = Annotated[float, Meta(ge=-sys.float_info.max)]
 """Any number except NaN and minus infinity: every comparison with NaN is False, which breaks timers."""
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A process id that pidfd_open accepts; 0 for none."""
+Port = Annotated[int, Meta(ge=0, le=65535)]
+"""A TCP port; 0 for none."""
 WorkerId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """Id of a worker. It is also the name of files (socket, cgroup, record), so it must not contain a path."""
 MAX_DEPTH = 8

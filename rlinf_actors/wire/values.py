@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from rlinf_actors.model.profiler import Profiler
 from rlinf_actors.model.restart import RestartPolicy
-from rlinf_actors.wire.protocol import Number, Pid, Size, WorkerId
+from rlinf_actors.wire.protocol import Number, Pid, Port, Size, WorkerId
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -256,11 +256,15 @@ class WorkerSpec(Value, frozen=True):
 
 
 class Endpoint(Value, frozen=True):
-    """Addresses on which a worker listens. Only processes whose host key is `host` can use `ipc`."""
+    """Addresses on which a worker listens. Only processes whose host key is `host` can use `ipc`.
+
+    `bulk` is the port for bulk streams at the IP address of `tcp`, 0 for none.
+    """
 
     host: str
     ipc: str = ""
     tcp: str = ""
+    bulk: Port = 0
 
 
 class ExitReport(Value, frozen=True):

@@ -249,7 +249,8 @@ def start(
         server.serve((frames.Ask, frames.LaneEnded), messenger.tensor_receiver.handle)
         ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
         tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-        return server, Endpoint(place.host, ipc, tcp), messenger
+        bulk = runtime.network.bulk.listen(place.listen_ip) if tcp and runtime.network.bulk is not None else 0
+        return server, Endpoint(place.host, ipc, tcp, bulk), messenger
 
     try:
         server, endpoint, messenger = runtime.io.submit(listen()).result()

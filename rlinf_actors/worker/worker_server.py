@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import functools
 import hmac
 import logging
 import os
@@ -25,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.buffer_lending import Lending
+from rlinf_actors.net.bulk import BulkLink
 from rlinf_actors.net.link import LogThrottle, Network, peer_name
 from rlinf_actors.runtime.future import call_all
 from rlinf_actors.security.members import Gate
@@ -124,6 +125,7 @@ class WorkerServer:
         self._network = network
         self._dropped = LogThrottle()
         self._members: dict[bytes, Lending] = {}
+        self._bulk: dict[bytes, BulkLink] = {}  # of the members on other nodes
         self._workers: dict[bytes, str] = {}  # ids of the members that are workers
         self._handling: frames.AnyFrame | None = None
         self._calls: dict[tuple[bytes, int], Invocation] = {}
@@ -205,7 +207,9 @@ class WorkerServer:
         if len(parts) > 1:  # large parts come behind the first
             lending = self._members.get(peer)
             if lending is not None:
-                header, parts = lending.pack(header, parts, alone=alone)
+                bulk = self._bulk.get(peer)
+                packed = lending.pack(header, parts, alone=alone) if bulk is None else bulk.pack(header, parts)
+                header, parts = packed
         self._listener.send(peer, header, parts, now=now)
 
     def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
@@ -237,6 +241,11 @@ class WorkerServer:
         self.send(invocation.peer, frame, parts, now=now)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        bulk = self._bulk.get(peer)
+        if bulk is None or not bulk.takes(header, parts):
+            self._arrived(peer, header, parts)
+
+    def _arrived(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         lending = self._members.get(peer)
         self._handling = None
         try:
@@ -362,6 +371,8 @@ class WorkerServer:
         lending = self._members.get(peer)
         if lending is not None:
             lending.borrower_gone()
+        if peer in self._bulk:
+            self._bulk[peer].forget_outgoing()
         for (caller, id), invocation in list(self._calls.items()):
             if caller == peer and invocation.window:  # a stream would wait for credit; a call runs to its end
                 self._cancel(peer, id)
@@ -376,6 +387,9 @@ class WorkerServer:
         lending = self._members.pop(peer, None)
         if lending is not None:
             lending.close()
+        bulk = self._bulk.pop(peer, None)
+        if bulk is not None:
+            bulk.close()
         call_all(self._on_forgotten, peer)
 
     def _submit(self, invocation: Invocation) -> None:
@@ -422,8 +436,14 @@ class WorkerServer:
             self._reject(peer, "protocol", text, f"its machine is {frame.byte_order[:6]}-endian")
         else:
             memory, soon = self._network.memory, self._network.soon
-            self._members[peer] = Lending(memory, soon, functools.partial(self.send, peer), frame.name)
+            self._members[peer] = Lending(memory, soon, partial(self.send, peer), frame.name)
             self._listener.admit(peer)
+            transport = self._network.bulk
+            if frame.bulk and transport is not None:
+                self._bulk[peer] = BulkLink(
+                    transport, frame.name, partial(self._listener.send, peer), partial(self._arrived, peer),
+                    partial(self._failed, peer),
+                )  # fmt: skip
             if frame.worker:
                 self._workers[peer] = frame.worker
             if self.remote_peers is not None:

@@ -119,9 +119,12 @@ def test_traffic_between_two_keyed_nodes_is_unreadable(network: list[netns_kit.H
 
 def check_sockets(*nodes: list[list[str]]) -> None:
     """Every TCP socket is a CURVE server, and every unix socket is in a private directory of this user."""
-    for node, tcp in zip(nodes, (3, 1), strict=True):  # the head, its worker and the channel; the other's worker
+    # the head, its worker and the channel; the other's worker
+    for node, tcp, workers in zip(nodes, (3, 1), (2, 1), strict=True):
         addresses = [(name, how) for name, how in node if not name.startswith(("/", "@"))]
-        assert [how for _, how in addresses] == ["CURVE"] * tcp, addresses
+        bulk = [name for name, how in addresses if how == "bulk"]  # a worker's port for large parts
+        assert [how for _, how in addresses if how != "bulk"] == ["CURVE"] * tcp, addresses
+        assert len(bulk) == workers
         assert not any(name.startswith("0.0.0.0") for name, _ in addresses)
         paths = [(name, how) for name, how in node if name.startswith(("/", "@"))]
         assert len(paths) >= 2  # a worker's, and its template's

@@ -25,6 +25,7 @@ class Links:
 
     forked = False
     memory = None
+    bulk = None
 
     def __init__(self) -> None:
         self.sent: list[list[tuple[bytes, list[bytes]]]] = []
