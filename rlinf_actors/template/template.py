@@ -122,7 +122,7 @@ def _wait_for_robots(workers: Sequence[ForkedWorker], selector: selectors.BaseSe
             wakeup.recv(4096)
 
 
-WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.zmq_network")
+WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.local_network")
 """Modules that every worker needs. The template ends with TemplateFailed if one of these cannot be found."""
 LATER_IMPORTS = (
     "rlinf_actors.channel.channel",
