@@ -65,7 +65,8 @@ class World:
         self.drained = 0
         self.heard: list[frames.AnyFrame] = []
         self.queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
-        self.host = QueueServer(self.queue, self.server.send, self.watched.__setitem__, keep, self._drained)
+        self.dead: set[str] = set()
+        self.host = QueueServer(self.queue, self.server.send, self._watch, keep, self._drained)
         self.users: list[User] = []
         self.server.serve(typing.get_args(frames.ChannelFrame), self._handle)
         self.server.on_link_lost(self.host.link_lost)
@@ -87,7 +88,9 @@ class World:
         for peer in list(self.server._members):
             if peer.startswith(user.identity.encode()):
                 self.network.cut(peer)
-        self.watched.pop(user.identity.partition(":")[2])()
+        name = user.identity.partition(":")[2]
+        self.dead.add(name)
+        self.watched.pop(name, lambda: None)()  # watched since its first request
 
     def lose(self, user: User) -> None:
         """The connection of a user to the host is lost, and there again."""
@@ -102,6 +105,12 @@ class World:
 
     def _state(self, state: str, ended: ExitReport | None = None) -> WorkerState:
         return WorkerState("host-0", 0, 0, "10.0.0.1", state, 1, Endpoint("here", self.endpoint), exit=ended)
+
+    def _watch(self, name: str, gone) -> None:
+        if name in self.dead:  # its last messages came after its end; the head tells at once
+            asyncio.get_running_loop().call_soon(gone)
+        else:
+            self.watched[name] = gone
 
     def _handle(self, peer, frame, parts) -> None:
         self.heard.append(frame)
