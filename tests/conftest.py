@@ -70,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cycles", type=int, default=12, help="how many starts and stops tests/cycles makes")
     parser.addoption("--robot-rounds", type=int, default=1, help="how often each robot is stopped (tests/robots)")
     parser.addoption("--grandchildren", type=int, default=8, help="daemons that hide (tests/agentd/test_leftovers.py)")
+    parser.addoption("--channel-items", type=int, default=10_000, help="through one channel (test_channel_bounds.py)")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")
     parser.addoption("--head-restarts", type=int, default=2, help="by SIGTERM under load (test_head_restarts.py)")
     parser.addoption("--kill-seed", type=int, default=0, help="of when, and of who of two is killed first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 import signal
 import threading
@@ -144,6 +145,25 @@ class User(Worker):
             channel.qsize()  # behind the puts that were sent, and its answer behind theirs
         self._works = works
         return before, memory(os.getpid()), sum(work.done() for work in works)
+
+    def produce(self, channel: Channel, item: Any, count: int, under_way: int) -> None:
+        works: collections.deque[Any] = collections.deque()
+        for _ in range(count):
+            if len(works) == under_way:
+                works.popleft().wait()
+            works.append(channel.put(item, async_op=True))
+        for work in works:
+            work.wait()
+
+    def consume(self, channel: Channel, count: int, under_way: int) -> int:
+        """Get *count* items; return the sum of their lengths."""
+        works = collections.deque(channel.get(async_op=True) for _ in range(min(count, under_way)))
+        total = 0
+        for n in range(count):
+            total += len(works.popleft().wait())
+            if n + under_way < count:
+                works.append(channel.get(async_op=True))
+        return total
 
     def take_and_die(self, channel: Channel, **options: Any) -> None:
         """kill -9 in the middle of the processing."""

@@ -47,6 +47,34 @@ def test_idle_consumer_does_not_grow_the_memory_of_producers_and_host(rlinf_clus
         assert full - empty + after - before < 1.1 * (2 * 16 * MIB + 2 * WINDOW_BYTES)
 
 
+def test_many_items_leave_nothing_behind(rlinf_cluster, request):
+    """Memory and descriptors of producer, host and consumer, after items of 100 B and arrays of 1 MiB."""
+    np = pytest.importorskip("numpy")
+    count = request.config.getoption("--channel-items")
+    channel = Channel.create("stream", maxsize=1000)
+    group = cw.launch(rlinf_cluster, 2)
+    producer, consumer = group.execute_on(0), group.execute_on(1)
+    pids = [*group.pid().wait(), cw.host_pid(channel)]
+    array = np.ones(MIB, np.uint8)
+
+    def run(small: int, large: int) -> None:
+        for item, many, under_way in ((b"x" * 100, small, 500), (array, large, 8)):
+            eaten = consumer.consume(channel, many, under_way)
+            producer.produce(channel, item, many, under_way).wait()
+            assert eaten.wait() == [len(item) * many]
+
+    def held() -> list[tuple[int, int]]:
+        channel.qsize()  # behind the last acknowledgements
+        return [(cw.memory(pid), len(os.listdir(f"/proc/{pid}/fd"))) for pid in pids]
+
+    run(3000, 100)
+    before = held()
+    run(count, count // 50)
+    for (memory, files), (memory_then, files_then) in zip(held(), before, strict=True):
+        assert files <= files_then + 1
+        assert memory - memory_then < 12 * MIB  # blocks for as many arrays as are under way may come later
+
+
 def test_worker_that_waits_in_get_uses_no_cpu(rlinf_cluster):
     channel, echo = Channel.create("idle"), Channel.create("echo")
     group = cw.launch(rlinf_cluster)
