@@ -53,8 +53,8 @@ def world(arena):
 async def test_a_large_item_is_copied_once(world, monkeypatch):
     _, one, two = await world()
     copies = []
-    copy = shared_memory._copy
-    monkeypatch.setattr(shared_memory, "_copy", lambda *args: copies.append(args[2]) or copy(*args))
+    copy = shared_memory.copy
+    monkeypatch.setattr(shared_memory, "copy", lambda *args: copies.append(args[2]) or copy(*args))
     for n in range(10):
         await one.put(np.full(MIB, n, np.uint8))
         item = await two.get()

@@ -51,20 +51,20 @@ def test_many_items_leave_nothing_behind(rlinf_cluster, request):
     """Memory and descriptors of producer, host and consumer, after items of 100 B and arrays of 1 MiB."""
     np = pytest.importorskip("numpy")
     count = request.config.getoption("--channel-items")
-    channel = Channel.create("stream", maxsize=1000)
+    channel, arrays = Channel.create("stream", maxsize=1000), Channel.create("arrays", maxsize=8)
     group = cw.launch(rlinf_cluster, 2)
     producer, consumer = group.execute_on(0), group.execute_on(1)
-    pids = [*group.pid().wait(), cw.host_pid(channel)]
+    pids = [*group.pid().wait(), cw.host_pid(channel), cw.host_pid(arrays)]
     array = np.ones(MIB, np.uint8)
 
     def run(small: int, large: int) -> None:
-        for item, many, under_way in ((b"x" * 100, small, 500), (array, large, 8)):
-            eaten = consumer.consume(channel, many, under_way)
-            producer.produce(channel, item, many, under_way).wait()
+        for stream, item, many, under_way in ((channel, b"x" * 100, small, 500), (arrays, array, large, 8)):
+            eaten = consumer.consume(stream, many, under_way)
+            producer.produce(stream, item, many, under_way).wait()
             assert eaten.wait() == [len(item) * many]
 
     def held() -> list[tuple[int, int]]:
-        channel.qsize()  # behind the last acknowledgements
+        assert channel.qsize() == arrays.qsize() == 0
         return [(cw.memory(pid), len(os.listdir(f"/proc/{pid}/fd"))) for pid in pids]
 
     run(3000, 100)
@@ -72,7 +72,7 @@ def test_many_items_leave_nothing_behind(rlinf_cluster, request):
     run(count, count // 50)
     for (memory, files), (memory_then, files_then) in zip(held(), before, strict=True):
         assert files <= files_then + 1
-        assert memory - memory_then < 12 * MIB  # blocks for as many arrays as are under way may come later
+        assert memory - memory_then < 20 * MIB  # blocks for as many arrays as are under way may come later
 
 
 def test_worker_that_waits_in_get_uses_no_cpu(rlinf_cluster):

@@ -95,13 +95,13 @@ def scene():
 @pytest.fixture
 def copies(monkeypatch):
     made: list[int] = []
-    copy = shared_memory._copy
+    copy = shared_memory.copy
 
     def counted(target, source, size):
         made.append(size)
         copy(target, source, size)
 
-    monkeypatch.setattr(shared_memory, "_copy", counted)
+    monkeypatch.setattr(shared_memory, "copy", counted)
     return made
 
 
