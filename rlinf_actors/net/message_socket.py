@@ -160,15 +160,19 @@ class MessageSocket:
             return False
         anywhere = self._on_any_thread is not None and (self._delivering != self._thread or bool(self._for_loop))
         for header, parts in messages:
-            faults = fault_injection.active
             if anywhere:
                 self._handle_anywhere(peer, header, parts)
-            elif faults is None:
-                self._handle(peer, header, parts)
             else:
-                deliver = functools.partial(self._deliver_late, peer, header, parts)
-                faults.carry("transport.receive", self, peer, self._name(peer), deliver, self._loop)
+                self._handle_here(peer, header, parts)
         return True
+
+    def _handle_here(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        faults = fault_injection.active
+        if faults is None:
+            self._handle(peer, header, parts)
+        else:
+            deliver = functools.partial(self._deliver_late, peer, header, parts)
+            faults.carry("transport.receive", self, peer, self._name(peer), deliver, self._loop)
 
     def _warn(self, peer: bytes, error: RemoteWireError) -> None:
         if self._malformed.note():

@@ -7,8 +7,10 @@ silently.
 *Receiving.* libzmq's file descriptor is edge-triggered: it reports readiness once, and any call on the socket, a send
 too, may consume that edge. So after every send the socket's events are read again, and each wake-up receives until
 the events, or EAGAIN, say that nothing is left. `read` is the one place that receives. It receives one chunk, or up
-to DRAIN if there were more the last time, then lets others go on. What handlers send leaves before
-the socket is checked for more: the check may consume the edge that announces more.
+to DRAIN if there were more the last time, then lets others go on. What handlers send leaves before the socket is
+checked for more: the check may consume the edge that announces more. On the control plane (no `on_any_thread`) a turn
+handles SLICE messages at most, and receives no more before all are handled: so a member that floods the head with
+requests delays neither the beats of others nor SIGTERM.
 
 *Bad input.* If the listener's TCP side is a CURVE server (`net.socket_security` decides that), every frame is judged by
 the key of its connection (`net.admission`).
@@ -16,6 +18,8 @@ the key of its connection (`net.admission`).
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import os
 import threading
 from collections.abc import Callable
@@ -23,18 +27,23 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.connection_watch import Disconnector, SocketMonitor
-from rlinf_actors.net.framing import pack
+from rlinf_actors.net.framing import pack, unpack
 from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage
 from rlinf_actors.net.message_socket import Messages, MessageSocket
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
+SLICE = 256
+"""Most messages of the control plane that are handled in one turn of the loop. A chunk may have 65,536 of them."""
 DRAIN = 256
 """Most chunks that are received in one turn of the loop."""
+TURN_BYTES = 1 << 18
+"""Bytes of small messages after which no further chunk is received in one turn of the loop."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Most bytes of a frame: the memory of this machine. A tensor is one frame, so the limit cannot be lower."""
 
@@ -61,7 +70,9 @@ class Socket(MessageSocket):
     ) -> None:
         super().__init__(network, on_message, on_failed, on_any_thread)
         self._drain_due = False
+        self._next_drain: asyncio.Handle | None = None
         self._many = False  # more was left after the last drain
+        self._arrived: collections.deque[tuple[bytes, bytes, list[Buffer]]] = collections.deque()  # not handled yet
         self._by_unix = False  # the last frame came by a unix socket
         self._admission: Admission | None = None
         self._disconnector: Disconnector | None = None
@@ -143,9 +154,12 @@ class Socket(MessageSocket):
     # --- in ---
 
     def _drain(self) -> None:
+        if self._next_drain is not None:
+            self._next_drain.cancel()  # in a flood each edge would add another call to every turn of the loop
+            self._next_drain = None
         if self.read(True) and not self._drain_due:
             self._drain_due = True
-            self._loop.call_soon(self._drain)
+            self._next_drain = self._loop.call_soon(self._drain)
 
     def read(self, on_loop: bool) -> bool:
         """Receive and handle messages. Return True if more can be received. Only on the thread whose turn it is.
@@ -161,15 +175,22 @@ class Socket(MessageSocket):
             if self._closed:
                 return False
             try:
-                for _ in range(DRAIN if self._many else 1):
+                size = 0
+                for _ in range(0 if self._arrived else DRAIN if self._many else 1):
                     chunks.append(self._receive())
+                    size += len(chunks[-1][1])
+                    if size >= TURN_BYTES:
+                        break
             except zmq.Again:
                 pass
         self._delivering = thread
         try:
             for chunk in chunks:
                 self._judge(*chunk)
-            if chunks and self.on_drained is not None:
+            arrived = min(len(self._arrived), SLICE)
+            for _ in range(arrived):
+                self._handle_here(*self._arrived.popleft())
+            if self.on_drained is not None and (chunks or arrived):
                 self.on_drained()
         finally:
             self._delivering = 0
@@ -180,7 +201,7 @@ class Socket(MessageSocket):
             if self._closed:
                 return False
             self._many = self._readable()
-            return self._many
+            return self._many or bool(self._arrived)
 
     def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]]:
         receive = self._socket.recv
@@ -198,7 +219,15 @@ class Socket(MessageSocket):
             if self._disconnector is not None:
                 self._disconnector.soon(peer, first)
             return
-        self._deliver(peer, first.bytes, big)
+        if self._on_any_thread is not None:
+            self._deliver(peer, first.bytes, big)
+            return
+        try:
+            messages = unpack(first.bytes, big)
+        except RemoteWireError as error:
+            self._warn(peer, error)
+            return
+        self._arrived.extend((peer, header, parts) for header, parts in messages)
 
     def _key_of(self, frame: zmq.Frame) -> str:
         """Return the public key that a received frame's connection has proved, "" for a unix socket.

@@ -19,6 +19,7 @@ from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.loop import IoThread, call_threadsafe
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.net.zmq_socket import SLICE
 
 
 class TestIoThread:
@@ -139,6 +140,34 @@ class TestCallSoon:
         io.stop()
         call_threadsafe(io.loop, ran.clear)
         assert ran.is_set()
+
+
+async def test_flood_of_control_messages_is_handled_in_turns_and_in_order(tmp_path):
+    """A member that sends 65,536 requests in a chunk must not delay beats, timers and signals until all are handled."""
+    loop, network = asyncio.get_running_loop(), ZmqNetwork(asyncio.get_running_loop(), Security())
+    handled, turns, ended = [], [0], asyncio.Event()
+
+    def handle(peer: bytes, header: bytes, parts: list) -> None:
+        handled.append(int(header))
+        turns[-1] += 1
+        if len(handled) == 15_000:
+            ended.set()
+
+    def turn() -> None:
+        turns.append(0)
+        loop.call_soon(turn)
+
+    listener = network.listener(handle)
+    link = network.link(listener.bind(f"ipc://{tmp_path}/s"), b"me", lambda *_: None)
+    turn()
+    for n in range(15_000):
+        link.send(b"%d" % n)
+        if n % 5000 == 4999:
+            await asyncio.sleep(0)  # a chunk is sent
+    await asyncio.wait_for(ended.wait(), 60)
+    assert handled == list(range(15_000))
+    assert max(turns) <= 2 * SLICE  # an edge of the descriptor may add one
+    network.close()
 
 
 def test_a_signal_is_heard_although_a_thousand_messages_find_no_peer(tmp_path, rlinf_leak_check):
