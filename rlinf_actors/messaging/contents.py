@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlinf_actors.model.address import WorkerAddress
@@ -29,24 +29,24 @@ def check_contiguous(value: Any, what: str = "object") -> None:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
         return
-    for place, part in _places(value, what):
-        if isinstance(part, torch.Tensor) and part.layout is torch.strided and not part.is_contiguous():
+    tensor, strided = torch.Tensor, torch.strided
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, tensor):
+        parts = (("", value),)
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    elif isinstance(value, dict):
+        parts = value.items()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        parts = [(f".{name}", getattr(value, name)) for name in names]
+    for key, part in parts:  # every object that is sent: no call for each entry
+        if isinstance(part, tensor) and part.layout is strided and not part.is_contiguous():
+            place = f"{what}[{key!r}]" if isinstance(value, (list, dict)) else f"{what}{key}"
             raise ValueError(
                 f"{place} is a tensor of shape {tuple(part.shape)} and strides {part.stride()}, which is not "
                 f"contiguous: send {place}.contiguous()"
             )
-
-
-def _places(value: Any, what: str) -> Iterator[tuple[str, Any]]:
-    yield what, value
-    if isinstance(value, list):
-        yield from ((f"{what}[{n}]", part) for n, part in enumerate(value))
-    elif isinstance(value, dict):
-        yield from ((f"{what}[{key!r}]", part) for key, part in value.items())
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                yield f"{what}.{field.name}", getattr(value, field.name)
 
 
 def check_tensor(tensor: Any, what: str) -> None:
@@ -113,7 +113,10 @@ def copy_small(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
 
 
 def size_of(parts: Sequence[Buffer]) -> int:
-    return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts)
+    size = 0
+    for part in parts:
+        size += len(part) if type(part) is bytes else memoryview(part).nbytes
+    return size
 
 
 def check_into(target: Any, received: Any, sender: str) -> None:

@@ -180,6 +180,8 @@ class Mailbox:
         return queue is not None and bool(queue.messages)
 
     def _drop(self, queue: _Queue, count: int) -> list[ArrivedMessage]:
+        if not count:
+            return []
         dropped = [queue.messages.popleft() for _ in range(count)]
         self.held -= sum(message.size for message in dropped)
         return dropped

@@ -26,6 +26,7 @@ from functools import partial
 
 import msgspec
 
+from rlinf_actors import forks
 from rlinf_actors.messaging import pieces
 from rlinf_actors.messaging.contents import size_of
 from rlinf_actors.messaging.directory import peer_gone_error
@@ -38,6 +39,8 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
 
+_settling = forks.free_in_children(threading.Lock())
+"""Guards `OutgoingMessage.pending` of messages of which a lane carries tensors; the others need no lock."""
 Settle = Callable[[], object]
 """Ends a send of which everything else is done. Called once."""
 
@@ -74,7 +77,6 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     pending: int = 1
     span: int = 0
     in_pieces: bool = False
-    _lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     @property
     def size(self) -> int:
@@ -83,9 +85,11 @@ class OutgoingMessage(msgspec.Struct, eq=False):
 
     def settle(self, error: Exception | None = None) -> None:
         """End one of the `pending` operations. The last one completes `work`; *error* fails `work` at once."""
-        with self._lock:
-            self.pending -= 1
-            last = self.pending == 0
+        last = self.pending == 1  # then no other thread settles this message
+        if not last:
+            with _settling:
+                self.pending -= 1
+                last = self.pending == 0
         if error is not None:
             self.work.reject(error)
         elif last:
@@ -122,7 +126,7 @@ class Outbox:
         with self._lock:
             error = self._error
             if error is None and self._window.offer(size, message):
-                settle = self._send(message, message.now, message.in_pieces)
+                settle = self._send(message, size, message.now, message.in_pieces)
         if error is not None:
             message.fail_for(self._peer, error)
         elif settle is not None:
@@ -137,7 +141,8 @@ class Outbox:
         settles: list[Settle | None] = []
         if type(frame) is frames.Returned:
             with self._lock:
-                settles = [self._send(message, False, False) for message in self._window.returned(frame.size)]
+                due = self._window.returned(frame.size)
+                settles = [self._send(message, message.size, False, False) for message in due]
         elif type(frame) is frames.Held:
             with self._lock:
                 held = self._unacknowledged.pop(frame.n, None)
@@ -155,7 +160,7 @@ class Outbox:
         for message in lost:
             message.fail_for(self._peer, error)
 
-    def _send(self, message: OutgoingMessage, now: bool, in_pieces: bool) -> Settle | None:
+    def _send(self, message: OutgoingMessage, size: int, now: bool, in_pieces: bool) -> Settle | None:
         """Place the large parts of a message, and put the message on the link. Call with the lock held.
 
         Return what settles the send, to be called without the lock. None if the link reads the sender's memory: then
@@ -176,7 +181,7 @@ class Outbox:
                 self._unacknowledged[number] = message
                 settle = None
         frame = frames.UserMessage(
-            self._id, number, self._name, self._worker_id, message.stream, message.size, message.transfer, unwritten
+            self._id, number, self._name, self._worker_id, message.stream, size, message.transfer, unwritten
         )
         self._peer.send(frame, parts, now=now, alone=not message.stream)
         if message.on_sent is not None:
