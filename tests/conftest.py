@@ -63,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--look-up", action="store_true", help="ask the package index (tests/packaging/test_aarch64.py)")
     parser.addoption("--figures", metavar="FILE", help="append what tests measure to that file (tests/nightly.py)")
     parser.addoption("--slowness", type=float, default=1.0, help="how much slower timers of tests are (tests/pace.py)")
+    parser.addoption("--soak-gib", type=float, default=2, help="GiB through shared memory (tests/soak)")
     parser.addoption("--soak-seconds", type=float, default=8, help="how long the soak lasts (tests/soak)")
     parser.addoption("--strangers", type=int, default=50, help="how many come to each socket (test_strangers*.py)")
     parser.addoption("--idle-connections", type=int, default=500, help="that say nothing, to each process (the same)")

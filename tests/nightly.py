@@ -142,6 +142,7 @@ LEGS = (
     Leg("soak", tests("tests/soak/test_soak.py", "--soak-seconds", "{size}", "--soak-seed", "{seed}"), 300, "s", 900),
     Leg("channel items", tests("tests/live/test_channel_bounds.py", "-k", "nothing_behind",
         "--channel-items", "{size}"), 1_000_000, "items", 900),
+    Leg("shared memory", tests("tests/soak/test_memory_soak.py", "--soak-gib", "{size}"), 100, "GiB", 1800),
     Leg("GIL", tests("tests/live/test_no_false_death.py", "--default-timers", "--gil-seconds", "{size}"), 30, "s", 900),
     Leg("strangers", tests("tests/live/test_strangers.py", "-k", "cost_little", "--strangers", "{size}"),
         10_000, "at each socket", 1200, alone=True),

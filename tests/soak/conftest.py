@@ -9,5 +9,10 @@ def soak_seconds(request: pytest.FixtureRequest) -> float:
 
 
 @pytest.fixture
+def soak_gib(request: pytest.FixtureRequest) -> float:
+    return float(request.config.getoption("soak_gib"))
+
+
+@pytest.fixture
 def soak_seed(request: pytest.FixtureRequest) -> int | None:
     return request.config.getoption("soak_seed")
