@@ -127,7 +127,7 @@ class Mailbox:
         queue = self._queues.setdefault(key, _Queue())
         for place, message in enumerate(queue.messages):
             if receive.incarnation in ("", message.incarnation):
-                stale = self._drop(queue, place)
+                stale = self._drop(queue, place) if place else []
                 queue.messages.popleft()
                 self.held -= message.size
                 self._drop_if_empty(key, queue)
@@ -180,8 +180,6 @@ class Mailbox:
         return queue is not None and bool(queue.messages)
 
     def _drop(self, queue: _Queue, count: int) -> list[ArrivedMessage]:
-        if not count:
-            return []
         dropped = [queue.messages.popleft() for _ in range(count)]
         self.held -= sum(message.size for message in dropped)
         return dropped

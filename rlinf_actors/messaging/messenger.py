@@ -239,7 +239,8 @@ class Messenger:
 
     def _post_receive(self, posted: PostedReceive, peer: Peer | None) -> None:
         posted.incarnation = "" if peer is None else peer.worker_id
-        self._put_back()
+        if self._unread:
+            self._put_back()
         with self._lock:
             if posted.abandoned:
                 return
@@ -322,7 +323,8 @@ class Messenger:
             number = self._arrivals[frame.src_id, frame.id] = self._arrivals.get((frame.src_id, frame.id), 0) + 1
             message.flow = flows.of_message(frame.src_id, frame.id, number)
         key = (frame.src, frame.stream)
-        self._put_back()
+        if self._unread:
+            self._put_back()
         with self._lock:
             wanted = self._mailbox.wants(key, frame.src_id)
             posted = self._mailbox.arrived(key, message) if wanted else None
