@@ -91,7 +91,10 @@ class Group(Protocol):
         """Return the seconds of *count* broadcasts of an array of *size* bytes from worker 0 to all other workers."""
 
     def queue(self, size: int, count: int, window: int) -> float:
-        """Send *count* items of *size* bytes by a queue from worker 0 to 1, *window* at a time. Return items/s."""
+        """Send *count* items of *size* bytes by a queue from worker 0 to 1, *window* at a time. Return items/s.
+
+        The queue has room for `cases.queues.ROOM` times *window* items.
+        """
 
     def release(self) -> None:
         """End the workers, and wait until they have ended or are certain to end."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.queue import Queue
 
+from benchmarks.cases.queues import ROOM
 from benchmarks.methods import Methods, each_timed, item, message, numbered, seen
 from benchmarks.model import Case, Figures
 from benchmarks.timing import clock
@@ -115,7 +116,7 @@ class RayGroup:
         return ray.get(first.spread.remote(others, size, count))
 
     def queue(self, size: int, count: int, window: int) -> float:
-        queue = Queue()
+        queue = Queue(maxsize=ROOM * window)
         first, second = self._actors
         consuming = second.consume.remote(queue, size, count, window)
         start = ray.get(first.produce.remote(queue, size, count, window))

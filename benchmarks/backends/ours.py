@@ -11,6 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 import rlinf_actors
+from benchmarks.cases.queues import ROOM
 from benchmarks.methods import Methods, each_timed, item, message, numbered, seen
 from benchmarks.model import Case, Figures
 from benchmarks.timing import clock
@@ -136,7 +137,7 @@ class OurGroup:
         return self._group.spread(size, count).wait()[0]
 
     def queue(self, size: int, count: int, window: int) -> float:
-        channel = rlinf_actors.Channel.create(f"queue_{next(_numbers)}")
+        channel = rlinf_actors.Channel.create(f"queue_{next(_numbers)}", maxsize=ROOM * window)
         consuming = self._group.execute_on(1).consume(channel, size, count, window)
         start = self._group.execute_on(0).produce(channel, size, count, window).wait()[0]
         end = consuming.wait()[0]

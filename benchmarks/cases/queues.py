@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Callable
 
 from benchmarks.model import Case, Figure, Figures, Runtime
 
 MIB = 1 << 20
-SETTINGS = {"single": (100, 1000, 1), "pipelined": (100, 5000, 500), "arrays": (MIB, 400, 16)}
-"""Bytes of an item, number of items, number of items in flight."""
-ROUNDS = 3
-"""Number of runs; the first warms up."""
+SETTINGS = {"single": (100, 500, 1), "pipelined": (100, 5000, 500), "arrays": (MIB, 200, 16)}
+"""Bytes of an item, least number of items, number of items in flight."""
+SECONDS = 3.0
+"""Seconds that a run takes, after a short one that warms up."""
+ROOM = 2
+"""Most items that wait in the queue, in multiples of the number in flight."""
+
+
+def rate(run: Callable[[int, int, int], float], size: int, count: int, window: int) -> float:
+    """Return the items per second of *run* (items of *size* bytes, their number, *window* in flight) over SECONDS."""
+    first = run(size, count, window)
+    return run(size, max(count, int(first * SECONDS)), window)
 
 
 def measure(runtime: Runtime) -> Figures:
     runtime.start()
     try:
         group = runtime.spawn(2)
-        return {
-            name: statistics.median([group.queue(*setting) for _ in range(ROUNDS)][1:])
-            for name, setting in SETTINGS.items()
-        }
+        return {name: rate(group.queue, *setting) for name, setting in SETTINGS.items()}
     finally:
         runtime.stop()
 

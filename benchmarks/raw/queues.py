@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import socket
-import statistics
 import struct
 import tempfile
 
@@ -12,7 +11,7 @@ import numpy as np
 import zmq
 
 from benchmarks.cases.broadcast import RECEIVERS, RUNS, SIZE
-from benchmarks.cases.queues import ROUNDS, SETTINGS
+from benchmarks.cases.queues import SETTINGS, rate
 from benchmarks.methods import item
 from benchmarks.model import Figures
 from benchmarks.raw.forks import children
@@ -50,10 +49,10 @@ def broadcast() -> Figures:
 
 
 def queues() -> Figures:
-    return {name: statistics.median([rate(*setting) for _ in range(ROUNDS)][1:]) for name, setting in SETTINGS.items()}
+    return {name: rate(push, *setting) for name, setting in SETTINGS.items()}
 
 
-def rate(size: int, count: int, window: int) -> float:
+def push(size: int, count: int, window: int) -> float:
     """Return items per second. With a window of 1 each item is acknowledged before the next."""
     here, there = socket.socketpair()
 
@@ -65,12 +64,12 @@ def rate(size: int, count: int, window: int) -> float:
                 there.sendall(b"a")
         there.recv(1)  # nobody writes: the parent ends it
 
-    with tempfile.TemporaryDirectory() as folder, here, there, pushed(f"ipc://{folder}/s", consume) as push:
+    with tempfile.TemporaryDirectory() as folder, here, there, pushed(f"ipc://{folder}/s", consume) as out:
         here.recv(1)
         value = item(size)
         start = clock()
         for _ in range(count):
-            push.send(value, copy=size < 1 << 14)
+            out.send(value, copy=size < 1 << 14)
             if window == 1:
                 here.recv(1)
         if window > 1:
