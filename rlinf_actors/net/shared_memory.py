@@ -30,6 +30,7 @@ import msgspec
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import part_of
+from rlinf_actors.net.mapping import Mapping, mapped
 
 PAGE = 4096
 """Extents begin and end at multiples of this many bytes, so that each can be returned to the kernel on its own."""
@@ -124,7 +125,7 @@ def _kind(size: int) -> Any:
     return type("_Bytes", (_Bytes,), {"_length_": size})
 
 
-def bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
+def bytes_at(memory: mmap.mmap | Mapping, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
     """Return a view of *size* bytes of *memory*. *ended* is called, on any thread, after its last view is gone."""
     step = max(PAGE, (1 << size.bit_length()) // 16)  # a type per length would be many types
     whole = _kind(min(-(-size // step) * step, len(memory) - offset)).from_buffer(memory, offset)
@@ -287,9 +288,9 @@ class Borrowed:
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise OSError(f"the arena of process {offer.pid} is not sealed, and could shrink while we read it")
             self._size = offer.size
-            self._alone = mmap.mmap(fd, offer.size)
+            self._alone = mapped(fd, offer.size)
             # for blocks that several processes borrow: a borrower that writes gets pages of its own
-            self._together = self._alone if keep else mmap.mmap(fd, offer.size, access=mmap.ACCESS_COPY)
+            self._together = self._alone if keep else mapped(fd, offer.size, private=True)
             if keep:
                 self.offer = Offer(os.getpid(), fd, offer.device, offer.inode, offer.size)
                 weakref.finalize(self, os.close, fd)
@@ -388,7 +389,7 @@ def _passed(fd: int) -> list[Buffer]:
         return []
 
 
-def _address(memory: mmap.mmap) -> int:
+def _address(memory: mmap.mmap | Mapping) -> int:
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
 
 

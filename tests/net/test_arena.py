@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import select
 import subprocess
 import sys
@@ -209,3 +210,19 @@ def test_another_process_opens_the_arena(arena):
     arguments = [str(value) for value in msgspec.structs.astuple(arena.offer)]
     run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "seen by another process"
+
+
+def test_borrowed_arena_keeps_no_descriptor_and_is_unmapped_at_its_end():
+    arena = Arena(16 * PAGE)
+    block = arena.store(b"x" * 100)
+    there = len(os.listdir("/proc/self/fd"))
+    borrowed = Borrowed(arena.offer)
+    view = borrowed.view(arena.place(block), 100, False, False, lambda: None)
+    assert len(os.listdir("/proc/self/fd")) == there
+    mappings = len(re.findall("memfd:rlinf-actors", Path("/proc/self/maps").read_text()))
+    del borrowed
+    assert bytes(view) == b"x" * 100, "a view outlives the arena"
+    del view
+    gc.collect()
+    assert len(re.findall("memfd:rlinf-actors", Path("/proc/self/maps").read_text())) == mappings - 2
+    arena.close()
