@@ -106,6 +106,12 @@ ORPHANS_GRACE_S = 0.4
 """Seconds between SIGTERM and SIGKILL for workers whose client has ended; the head uses the same number."""
 ALL_CREDIT = 1 << 60
 """More log credit than any job can use: lifts the limit after a new head has lost count of lines in flight."""
+BUNCH_S = 0.05
+"""Beats are sent at times at which they reach the head at multiples of this, in seconds of the head's clock.
+
+So the beats of many agentds arrive together, and the head wakes up once for all of them. A beat is sent up to half of
+this earlier or later.
+"""
 PROCESSES_KEPT = 4096  # how many ends of client processes agentd keeps, to repeat them to a restarted head
 
 
@@ -130,6 +136,7 @@ class AgentState:
     protocol: int = OLDEST  # version that agentd and head agreed on
     _beat_s: float = 1.0
     _next_beat: float = math.inf
+    _head_ahead: float | None = None  # the head's clock when its last answer arrived, minus agentd's; None if unknown
     _backoff: ReconnectBackoff = field(init=False)
     _epoch: str = ""
     _workers: WorkerTable = field(default_factory=WorkerTable)
@@ -313,6 +320,8 @@ class AgentState:
     def _tick(self, now: float) -> None:
         if self.session is SessionState.JOINED and now >= self._next_beat:
             self._next_beat = max(self._next_beat + min(self._beat_s, self._leases.beat_s), now)
+            if self._leases.beat_s >= self._beat_s:  # not those that renew leases of robots
+                self._next_beat = self._bunched(self._next_beat, now)
             self._out.append(e.SendNotice(Beat(self.incarnation, now)))
             self._workers.beat_sent(now)
         for client in [client for client, at in self._orphaned_at.items() if now >= at + ORPHANS_S]:
@@ -323,6 +332,13 @@ class AgentState:
                 self._out.append(e.LogStatus(f"{len(orphans)} workers end: {reason}"))
                 self._stop(orphans, ORPHANS_GRACE_S, reason)
         self._judge_silence(now)
+
+    def _bunched(self, at: float, now: float) -> float:
+        """Return the time next to *at*, but not before *now*, at which beats of other agentds arrive too."""
+        if self._head_ahead is None:
+            return at
+        middle = BUNCH_S / 2
+        return max(at + middle - (at + self._head_ahead + middle) % BUNCH_S, now)
 
     def _depends_on_head(self) -> bool:
         """Return True if the head's silence has consequences here: this node is registered, or has workers."""
@@ -365,6 +381,7 @@ class AgentState:
         if isinstance(body, Beat):
             if self._answers(body):
                 self.clock.answered(body.at, now, body.word)
+                self._head_ahead = body.word - now if body.word else None
                 self._acknowledged(self._workers.beat_answered(body.at))
                 self._orphaned_at = {client: at for client, at in self._orphaned_at.items() if at > body.at}
                 if self._leases.answered(body.at, now):

@@ -30,6 +30,10 @@ from rlinf_actors.wire.values import NodeState
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
+TICK_S = 0.1
+"""A node becomes suspect up to so many seconds late. The check is due for each node all the time, so checks of many
+nodes share one timer."""
+
 
 class NodeTable:
     """All nodes with their leases and ranks, and the drivers that wait for nodes.
@@ -285,6 +289,8 @@ class NodeTable:
     def _arm(self, node: Node) -> None:
         self._head.timers.cancel(self._timers.pop(node.id, None))
         due = self._due(node)
+        if node.life is NodeLife.READY:  # one tick for all nodes that were last heard in the same part of a second
+            due = math.ceil(due / TICK_S) * TICK_S
         if due < math.inf:
             self._timers[node.id] = self._head.timers.at(due, lambda: self._time_passed(node.id))
 

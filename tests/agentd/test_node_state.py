@@ -429,3 +429,26 @@ def test_late_answers_during_a_drain_are_ignored(late):
     kit.do(e.StopAgent("SIGINT"))
     assert kit.do(late) == []
     assert kit.state.session is SessionState.DRAINING
+
+
+def test_beats_of_agentds_whose_clocks_differ_reach_the_head_together():
+    arrivals = []
+    for ahead in (0.0, 0.013, 123.4567, -77.7):  # the head's clock minus agentd's
+        kit = Kit().join()
+        for _ in range(5):
+            kit.now = kit.state.next_deadline()
+            beats = [c.body.at for c in kit.do(e.Tick()) if isinstance(c, e.SendNotice) and isinstance(c.body, Beat)]
+            for at in beats:
+                kit.do(e.HeadNotice(Beat("epoch", at, at + ahead)))
+        arrivals.append((kit.state.next_deadline() + ahead) % s.BUNCH_S)
+    assert all(min(at, s.BUNCH_S - at) < 1e-6 for at in arrivals)
+
+
+def test_bunched_beats_keep_their_interval():
+    kit, sent = Kit().join(), []
+    while len(sent) < 20:
+        kit.now = kit.state.next_deadline()
+        sent += [c.body.at for c in kit.do(e.Tick()) if isinstance(c, e.SendNotice) and isinstance(c.body, Beat)]
+        kit.do(e.HeadNotice(Beat("epoch", sent[-1], sent[-1] + 5.0 + 0.001 * (len(sent) % 3))), 0.001)
+    gaps = [later - before for before, later in itertools.pairwise(sent[1:])]
+    assert max(abs(gap - 1.0) for gap in gaps) <= s.BUNCH_S / 2 + 0.01

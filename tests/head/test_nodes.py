@@ -7,7 +7,7 @@ from head_kit import HeadKit, agent_hello, client_hello
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors.head.commands import Refuse
+from rlinf_actors.head.commands import Refuse, TimerDue
 from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.client_messages import Nodes, WorkerChanged
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
@@ -354,3 +354,17 @@ def test_short_and_long_check_of_a_rank_agree(steps):
             else:
                 kit.start()
         assert answers[1:] == answers[:1], f"{what} n{n}"
+
+
+def test_checks_for_silence_of_nodes_heard_together_share_a_timer():
+    kit = HeadKit()
+    for n in range(50):
+        kit.node(f"n{n}", ip=f"10.0.0.{n}")
+        kit.now += 0.001
+    ticks = 0
+    while kit.head.next_deadline() < 1004.0:
+        kit.now = kit.head.next_deadline()
+        kit.head.handle(TimerDue(), kit.now)
+        ticks += 1
+    assert ticks <= 2
+    assert set(kit.node_states().values()) == {"suspect"}
