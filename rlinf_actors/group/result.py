@@ -119,7 +119,8 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         if len(parts) == 1 and len(parts[0]) > 1 and len(self._peers) > 1 and self._once:
             sharing = self._sharing = SharedArguments.of(call, parts[0], self._peers)
         for index, peer in enumerate(self._peers):
-            idle = not peer.pending
+            # links to other machines share a socket: what goes to several ranks leaves it in one flush
+            idle = not peer.pending and (len(self._peers) == 1 or peer.sibling is None)
             peer.open(RankCall(self, index), call)
             if sharing is not None and peer in sharing:
                 sharing.share(peer)

@@ -29,7 +29,8 @@ class Rank:
         self.pending[call] = pending
         return call
 
-    def post(self, header, parts=(), **_how):
+    def post(self, header, parts=(), *, now=False, **_how):
+        self.at_once = now
         self.send(frames.decode(header), parts)
 
     def send(self, frame, parts=(), **_how):
@@ -80,6 +81,17 @@ def test_one_rank_of_each_other_node_gets_the_array():
     ]
     assert [sibling.name for sibling in ranks[3].sent[0][0].to] == ["g:4", "g:5"]
     assert len({frame.id for rank in ranks for frame, _ in rank.sent}) == 1
+
+
+def test_call_to_several_ranks_of_other_machines_leaves_in_one_flush():
+    ranks = [Rank(0, "here"), Rank(1, "a"), Rank(2, "b")]
+    call(ranks, 1)
+    assert [rank.at_once for rank in ranks] == [True, False, False]
+    call(ranks[2:], 1)
+    assert not ranks[2].at_once, "another call is under way"
+    alone = Rank(3, "a")
+    call([alone], 1)
+    assert alone.at_once
 
 
 def test_bytes_grow_with_the_nodes_and_not_with_the_ranks():
