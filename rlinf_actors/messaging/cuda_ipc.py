@@ -14,6 +14,7 @@ thread's earlier context.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import queue
@@ -26,6 +27,7 @@ from typing import Any
 from rlinf_actors import exhaustion
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.messaging import process_groups
+from rlinf_actors.messaging.routes import Ccl
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, torch_platform
 from rlinf_actors.model.hardware import AcceleratorType
 
@@ -68,6 +70,13 @@ class Driver:
         name = "cuDeviceGetUuid_v2" if hasattr(self._cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         self._do(name, ctypes.byref(found), device)
         return bytes(found).hex()
+
+    def address(self, index: int) -> str:
+        """Return the PCI address of the device *index*. All parts of a divided GPU (MIG) have its address."""
+        device, found = ctypes.c_int(), ctypes.create_string_buffer(32)
+        self._do("cuDeviceGet", ctypes.byref(device), index)
+        self._do("cuDeviceGetPCIBusId", found, len(found), device)
+        return found.value.decode().lower()
 
     def export(self, index: int, pointer: int) -> tuple[bytes, int]:
         """Return the IPC handle of the allocation that holds *pointer*, and the offset of *pointer* in the allocation.
@@ -295,7 +304,9 @@ class Devices:
     """The accelerators of one worker.
 
     Args:
-        environ: the worker's environment; ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its accelerators.
+        environ: the worker's environment; ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its accelerators. If
+            LOCAL_ACCELERATOR_RANK is -1, the worker sees accelerators and none is its own: it then counts as one
+            without, and no context is opened on an accelerator of other workers.
 
     Attributes:
         accelerator: type of the accelerators.
@@ -317,7 +328,9 @@ class Devices:
         self.own: dict[str, int] = {}
         self.home: int | None = None
         self.driver: Driver | None = None
-        count = _count(self.accelerator) if self.kind != "cpu" else 0
+        isolated = environ.get("ISOLATE_ACCELERATOR") == "1"
+        has_own = isolated or environ.get("LOCAL_ACCELERATOR_RANK") != "-1"
+        count = _count(self.accelerator) if self.kind != "cpu" and has_own else 0
         self.backends = process_groups.backends(facts.ccl_plugin if count else "")
         if not count:
             self.kind, self.ccl = "cpu", ""
@@ -328,10 +341,23 @@ class Devices:
         for index in range(count):
             number = f"{self.kind}:{numbers.get(index, index)}"
             self.seen[number if self.driver is None else self.driver.uuid(index)] = index
-        isolated = environ.get("ISOLATE_ACCELERATOR") == "1"
         first = 0 if isolated else min(int(environ.get("LOCAL_RANK") or 0), count - 1)
         self.own = {uuid: index for uuid, index in self.seen.items() if isolated or index == first}
         self.home = first
+
+    def ccl_facts(self, index: int | None) -> Ccl:
+        """Return what the other end of a lane must know of the device *index*, which may be None for none."""
+        if index is None or self.kind == "cpu":
+            return Ccl()
+        version = model = address = ""
+        with contextlib.suppress(ImportError, AttributeError, RuntimeError):  # torch or its build does not say it
+            module = torch_platform(self.accelerator)
+            model = str(module.get_device_name(index))
+            if self.ccl == "nccl":
+                version = ".".join(map(str, module.nccl.version()))
+        with contextlib.suppress(CudaError, AttributeError):
+            address = "" if self.driver is None else self.driver.address(index)
+        return Ccl(version, model, address)
 
     def uuid(self, index: int) -> str:
         """Return the key in `seen` of device *index*, "" if the process sees no such device."""

@@ -223,9 +223,23 @@ def _class(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+ABORTS = ("abort", "_abort", "_shutdown")
+"""Methods that abort a process group of torch, the first that exists. ProcessGroupNCCL has:
+
+| torch | methods | what they do |
+|---|---|---|
+| 2.2 to 2.5 | ``_shutdown`` | aborts all communicators; there is no other method |
+| 2.6 | ``abort``, ``_shutdown`` | both abort |
+| 2.7 and later | ``abort``, ``_shutdown`` (later ``shutdown``) | the second waits for the kernels, so it must not be used |
+
+gloo has ``abort`` in the versions in which all back-ends have it, and no such method before. Back-ends of vendors that
+are copies of ProcessGroupNCCL (XCCL, HCCL, MCCL) have the methods of the torch that they were copied from.
+"""
+
+
 def abort(group: Any) -> None:
     """Abort the operations of *group*, if its back-end has a method for that. Any thread."""
-    for name in ("abort", "_abort"):
+    for name in ABORTS:
         method = getattr(group, name, None)
         if method is not None:
             with contextlib.suppress(RuntimeError):  # it has failed by itself

@@ -80,6 +80,33 @@ def choose(kind: str, pair: Pair, overrides: Mapping[str, str]) -> str:
     return next(row.path for row in TABLE if row.fits(kind, pair))
 
 
+class Ccl(msgspec.Struct, frozen=True):
+    """What must fit at both ends before a CCL makes a process group of their accelerators; "" for unknown.
+
+    Attributes:
+        version: version of the CCL.
+        model: model of the accelerator.
+        parent: PCI address of the accelerator. The parts of a GPU that is divided (MIG) have one address.
+    """
+
+    version: str = ""
+    model: str = ""
+    parent: str = ""
+
+
+def ccl_problem(ours: Ccl, theirs: Ccl, same_node: bool) -> str:
+    """Return why the CCL cannot connect two accelerators, "" if nothing is known against it.
+
+    A CCL fails, some only after minutes, if its versions differ or if it is given two parts of one GPU.
+    """
+    for what, mine, other in (("versions", ours.version, theirs.version), ("models", ours.model, theirs.model)):
+        if mine and other and mine != other:
+            return f"their {what} differ: {mine} and {other}"
+    if same_node and ours.parent and ours.parent == theirs.parent:
+        return f"both are parts of the GPU at {ours.parent}"
+    return ""
+
+
 def _possible(path: str, pair: Pair) -> bool:
     # a CCL does not accept one device twice, and a worker cannot wait for itself
     return path != LANE or (pair.ccl and not pair.same_device and not pair.same_process)

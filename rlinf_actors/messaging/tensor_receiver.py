@@ -212,9 +212,11 @@ class TensorReceiver:
                 if devices.driver is not None and index is not None and ask.memory:
                     shared = cuda_ipc.can_open(devices.driver, index, ask.memory, ask.event)
                 accelerator = devices.accelerator.value
+                ccl = devices.ccl_facts(devices.home)
                 facts = frames.Facts(
-                    ask.id, self._endpoint.host, accelerator, list(devices.own), devices.backends, shared
-                )
+                    ask.id, self._endpoint.host, accelerator, list(devices.own), devices.backends, shared,
+                    ccl.version, ccl.model, ccl.parent,
+                )  # fmt: skip
             except Exception:
                 log.exception("torch or CUDA does not start: tensors arrive on the CPU")
                 facts = frames.Facts(ask.id, self._endpoint.host, "NO_ACCEL", [], [], False)

@@ -109,6 +109,7 @@ class TensorSender:
         self._lent: dict[int, LentTensors] = {}
         self._lanes = Lanes()
         self._lane_numbers = itertools.count(1)
+        self._ccl_problems: dict[int, str] = {}  # by device; "" for none
         self._probe: cuda_ipc.IpcProbe | None = None
 
     def open(self) -> bool:
@@ -330,7 +331,7 @@ class TensorSender:
             same_device=same_node and uuid in facts.devices,
             ccl=backend in devices.backends
             and backend in facts.backends
-            and (on_cpu or facts.accelerator == devices.accelerator.value),
+            and (on_cpu or (facts.accelerator == devices.accelerator.value and self._ccl_fits(tensor, facts))),
             shared=facts.ipc,
         )
         path = routes.choose(routes.CPU if on_cpu else routes.ACCELERATOR, pair, self._endpoint.overrides)
@@ -340,6 +341,19 @@ class TensorSender:
             plan.device = tensor.device
             return path
         return routes.STAGED
+
+    def _ccl_fits(self, tensor: Any, facts: frames.Facts) -> bool:
+        """Return True if a process group of the tensor's device and the receiver's can work; else say why, once."""
+        index = tensor.device.index
+        problem = self._ccl_problems.get(index)
+        if problem is None:
+            ours = self._endpoint.devices.get().ccl_facts(index)
+            theirs = routes.Ccl(facts.ccl_version, facts.model, facts.parent)
+            problem = routes.ccl_problem(ours, theirs, facts.host == self._endpoint.host)
+            self._ccl_problems[index] = problem
+            if problem:
+                log.warning("tensors for %s travel by the host's memory: %s", self.peer.name, problem)
+        return not problem
 
     def _backend(self, tensor: Any) -> str:
         return "gloo" if tensor.device.type == "cpu" else self._endpoint.devices.get().ccl

@@ -415,6 +415,8 @@ class Facts(Frame, frozen=True, tag=31):
         devices: UUIDs of the worker's own accelerators.
         backends: torch.distributed back-ends that the worker can use.
         ipc: True if the worker could open the handles in the Ask.
+        ccl_version, model, parent: version of the worker's CCL, and model and PCI address of the accelerator on which
+            tensors arrive; "" for unknown.
     """
 
     id: int
@@ -423,6 +425,9 @@ class Facts(Frame, frozen=True, tag=31):
     devices: list[str]
     backends: list[str]
     ipc: bool
+    ccl_version: str = ""
+    model: str = ""
+    parent: str = ""
 
 
 class Released(Frame, frozen=True, tag=32):

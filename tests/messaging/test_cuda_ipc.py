@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 
+from rlinf_actors.messaging import cuda_ipc
 from rlinf_actors.messaging.cuda_ipc import CudaError, DeviceMemory, Driver
 
 
@@ -109,3 +110,32 @@ def test_the_end_of_memory_is_reported_once():
     assert memory.__cuda_array_interface__["shape"] == (100,)
     del memory
     assert ended == [1]
+
+
+def test_the_address_of_a_device_is_its_gpus(driver, cuda):
+    def address(found, size, device):
+        found.value = b"0000:1B:00.0"
+
+    cuda.cuDeviceGetPCIBusId = Function(address)
+    assert driver.address(3) == "0000:1b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "home", "own"),
+    [
+        ({"LOCAL_RANK": "1", "LOCAL_ACCELERATOR_RANK": "1"}, 1, 1),
+        ({"ISOLATE_ACCELERATOR": "1", "LOCAL_RANK": "0", "LOCAL_ACCELERATOR_RANK": "3"}, 0, 2),
+        ({"LOCAL_RANK": "5", "LOCAL_ACCELERATOR_RANK": "-1"}, None, 0),
+        ({"LOCAL_RANK": "0", "LOCAL_ACCELERATOR_RANK": "-1", "ISOLATE_ACCELERATOR": "0"}, None, 0),
+    ],
+)
+def test_a_worker_without_an_accelerator_of_its_own_opens_none(environ, home, own, driver, cuda, monkeypatch):
+    monkeypatch.setattr(cuda_ipc, "_count", lambda accelerator: 2)
+    monkeypatch.setattr(cuda_ipc, "_driver", lambda: driver)
+    monkeypatch.setattr(driver, "uuid", lambda index: f"uuid-{index}")
+    devices = cuda_ipc.Devices({"ACCELERATOR_TYPE": "NV_GPU", **environ})
+    assert devices.home == home
+    assert len(devices.own) == own
+    assert (devices.kind, devices.ccl) == (("cuda", "nccl") if own else ("cpu", ""))
+    if not own:
+        assert devices.driver is None

@@ -138,3 +138,74 @@ def test_options_are_kept():
     options = CollectiveGroupOptions(accel_max_ctas=4, use_ring_broadcast=True)
     assert options == CollectiveGroupOptions(None, 4, None, False, True)
     assert CollectiveGroupOptions() != options
+
+
+# --- abort, by the version of torch ---
+
+
+class Torch25:
+    """ProcessGroupNCCL of torch 2.2 to 2.5: only `_shutdown`, which aborts."""
+
+    def __init__(self):
+        self.called = []
+
+    def _shutdown(self):
+        self.called.append("_shutdown")
+
+
+class Torch26(Torch25):
+    """ProcessGroupNCCL since torch 2.6; since 2.7 `_shutdown` waits for the kernels."""
+
+    def abort(self):
+        self.called.append("abort")
+
+
+class Torch213:
+    """Since all back-ends of torch have these."""
+
+    def __init__(self):
+        self.called = []
+
+    def shutdown(self):
+        self.called.append("shutdown")
+
+    def abort(self):
+        self.called.append("abort")
+
+
+class Vendor:
+    """A vendor's copy of an old ProcessGroupNCCL."""
+
+    def __init__(self):
+        self.called = []
+
+    def _abort(self):
+        self.called.append("_abort")
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(Torch25, "_shutdown"), (Torch26, "abort"), (Torch213, "abort"), (Vendor, "_abort")]
+)
+def test_abort_takes_the_method_that_does_not_wait(kind, method):
+    group = kind()
+    process_groups.abort(group)
+    assert group.called == [method]
+
+
+def test_abort_of_a_group_without_such_a_method_does_nothing():
+    process_groups.abort(object())
+
+
+def test_abort_of_a_group_that_has_failed_by_itself_is_no_error():
+    class Failed:
+        def abort(self):
+            raise RuntimeError("the communicator was aborted before")
+
+    process_groups.abort(Failed())
+
+
+def test_this_torch_has_a_method_that_aborts_nccl():
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_nccl_available():
+        pytest.skip("this torch was built without NCCL")
+    assert any(hasattr(dist.ProcessGroupNCCL, name) for name in process_groups.ABORTS)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.messaging import routes
 from rlinf_actors.messaging.routes import ACCELERATOR, COLUMNS, CPU, MEANING, SMALL, TABLE, Pair, choose, lines
 from rlinf_actors.settings import PATHS, Settings
 
@@ -84,3 +85,22 @@ def test_a_wrong_setting_names_itself_and_what_is_right(text):
 def test_a_setting_that_contradicts_itself_is_refused():
     with pytest.raises(ConfigError, match=r"accelerator=lane and for accelerator=staged"):
         Settings.load({PATHS: "accelerator=lane,accelerator=staged"})
+
+
+H100 = routes.Ccl("2.21.5", "NVIDIA H100", "0000:1b:00.0")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "same_node", "why"),
+    [
+        (routes.Ccl("2.21.5", "NVIDIA H100", "0000:2c:00.0"), True, ""),
+        (routes.Ccl("2.21.5", "NVIDIA H100", "0000:1b:00.0"), False, ""),
+        (routes.Ccl(), True, ""),
+        (routes.Ccl("2.19.3", "NVIDIA H100", "0000:2c:00.0"), False, "versions differ: 2.21.5 and 2.19.3"),
+        (routes.Ccl("2.21.5", "NVIDIA A100", "0000:2c:00.0"), False, "models differ"),
+        (routes.Ccl("2.21.5", "NVIDIA H100", "0000:1b:00.0"), True, "parts of the GPU at 0000:1b:00.0"),
+    ],
+)
+def test_a_ccl_that_cannot_connect_two_accelerators_is_known_before(theirs, same_node, why):
+    assert why in routes.ccl_problem(H100, theirs, same_node)
+    assert bool(routes.ccl_problem(theirs, H100, same_node)) == bool(why)

@@ -88,6 +88,9 @@ class Devices:
     def uuid(self, index):
         return f"uuid-{index}"
 
+    def ccl_facts(self, index):
+        return routes.Ccl("2.21.5", "H100", f"0000:{index}")
+
 
 @dataclasses.dataclass
 class OnGpu:
@@ -286,3 +289,20 @@ def test_a_send_that_goes_two_ways_completes_with_the_last_or_fails_with_the_fir
     one.settle()
     with pytest.raises(PeerDiedError):
         one.work.wait()
+
+
+@pytest.mark.parametrize(
+    ("known", "path"),
+    [
+        ({"ccl_version": "2.21.5", "model": "H100", "parent": "0000:9"}, routes.LANE),
+        ({}, routes.LANE),  # an older version of this library
+        ({"ccl_version": "2.19.3", "model": "H100", "parent": "0000:9"}, routes.STAGED),
+        ({"ccl_version": "2.21.5", "model": "A100", "parent": "0000:9"}, routes.STAGED),
+        ({"ccl_version": "2.21.5", "model": "H100", "parent": "0000:0"}, routes.STAGED),
+    ],
+)
+def test_accelerators_that_the_ccl_cannot_connect_use_staging(peer, known, path, caplog):
+    sender = TensorSender(TransferEndpoint(Io(), "id-a", "a:0", "here", devices=Devices()), peer, Box())
+    found = [sender._path(OnGpu(), facts(**known), _Plan()) for _ in range(3)]
+    assert found == [path] * 3
+    assert caplog.text.count("travel by the host's memory") == (path == routes.STAGED)
