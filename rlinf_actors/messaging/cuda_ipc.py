@@ -304,9 +304,9 @@ class Devices:
     """The accelerators of one worker.
 
     Args:
-        environ: the worker's environment; ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its accelerators. If
-            LOCAL_ACCELERATOR_RANK is -1, the worker sees accelerators and none is its own: it then counts as one
-            without, and no context is opened on an accelerator of other workers.
+        environ: the worker's environment; ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its accelerators.
+            If LOCAL_ACCELERATOR_RANK is -1, the worker sees accelerators and none is its own: it then counts as a
+            worker without accelerators, and opens no context on those of other workers.
 
     Attributes:
         accelerator: type of the accelerators.

@@ -230,7 +230,7 @@ ABORTS = ("abort", "_abort", "_shutdown")
 |---|---|---|
 | 2.2 to 2.5 | ``_shutdown`` | aborts all communicators; there is no other method |
 | 2.6 | ``abort``, ``_shutdown`` | both abort |
-| 2.7 and later | ``abort``, ``_shutdown`` (later ``shutdown``) | the second waits for the kernels, so it must not be used |
+| 2.7 and later | ``abort``, and ``_shutdown`` or ``shutdown`` | the second waits for the kernels: never used |
 
 gloo has ``abort`` in the versions in which all back-ends have it, and no such method before. Back-ends of vendors that
 are copies of ProcessGroupNCCL (XCCL, HCCL, MCCL) have the methods of the torch that they were copied from.

@@ -50,8 +50,10 @@ log = logging.getLogger(__name__)
 
 MARK = b"\xc0"
 """First byte of the messages of this module. No header begins with this byte, which is MessagePack's nil."""
-BULK_FROM = 1 << 20
-"""Bytes of a message from which its large parts travel by bulk streams (measured)."""
+KEYED_FROM = 1 << 20
+"""Bytes of a message from which its large parts travel by bulk streams, if they are encrypted: CURVE takes longer."""
+PLAIN_FROM = 32 << 20
+"""The same without keys: from here the link must receive into new memory, and takes longer (measured)."""
 LARGE = 4 << 10
 """Size in bytes from which a part of such a message travels by bulk streams."""
 RETRY_S = 60.0
@@ -216,7 +218,7 @@ class BulkLink:
     def pack(self, header: bytes, parts: Sequence[Buffer]) -> tuple[bytes, Sequence[Buffer]]:
         """Return the header and parts to send by the link for a message. Its large parts travel by the streams."""
         sizes = [len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts]
-        if sum(sizes) < BULK_FROM or self._transport.closed:
+        if sum(sizes) < self._transport.bulk_from or self._transport.closed:
             return header, parts
         rows = [(index, size) for index, size in enumerate(sizes) if size >= LARGE]
         if not rows:
@@ -229,7 +231,7 @@ class BulkLink:
             transfer = self._outgoing[number] = Outgoing(number, [parts[index] for index, _ in rows])
             self._queue.append(transfer)
             self._fill()
-            streams = list(self._streams)
+            streams = self._streams[: -(-sum(sizes) // framing.PIECE)]
         self._open()
         for stream in streams:
             stream.kick()
@@ -241,18 +243,24 @@ class BulkLink:
     def _usable(self) -> bool:
         return self._failed_at is None or time.monotonic() - self._failed_at > RETRY_S
 
-    def _open(self) -> None:
-        """Open a session if there is none. Only the process that has the link does that."""
+    def _open(self) -> bool:
+        """Open a session if there is none. Only the process that has the link does that.
+
+        Return False if there was one a moment ago, which has failed.
+        """
         if self._address is None:
-            return
+            return True
         with self._lock:
             if self._session or self._closed:
-                return
+                return True
+            if not self._usable():
+                return False
             session = self._session = secrets.token_bytes(framing.SESSION)
             self._failed_at = None
         secret = secrets.token_bytes(framing.SECRET)
         self._send(MARK + _encode(Open(session, secret, self._transport.keyed)), ())
         self._transport.connect(self, self._address, session, secret)
+        return True
 
     def _fill(self) -> None:
         while self._next is None and self._queue:
@@ -262,10 +270,10 @@ class BulkLink:
 
     # --- the streams; engine's threads ---
 
-    def next_piece(self) -> tuple[PieceHeader, list[Buffer]] | None:
+    def next_piece(self, stream: Stream) -> tuple[PieceHeader, list[Buffer]] | None:
         with self._lock:
             header = self._next
-            if header is None:
+            if header is None or stream not in self._streams:  # a stream of an ended session must take none
                 return None
             buffers = self._queue[0].buffers(header)
             self._next = None
@@ -338,7 +346,10 @@ class BulkLink:
             self._queue.clear()
             self._next = None
             self._early.clear()
-        log.warning("large parts to and from %s go by the slower link for %g s: %s", self.name, RETRY_S, why)
+            open_ones = len(lost) + len(self._incoming)
+        # a peer that ends closes its streams, too: only what was under way is worth a warning
+        level = logging.WARNING if open_ones else logging.DEBUG
+        log.log(level, "large parts to and from %s go by the slower link for %g s: %s", self.name, RETRY_S, why)
         self._transport.forget(session)
         for stream in streams:
             stream.close()
@@ -414,7 +425,6 @@ class BulkLink:
             self._incoming[message.transfer] = incoming
             self._early.discard(message.transfer)
             streams = list(self._streams)
-            usable = self._usable()
             came = self._by_link.pop(message.transfer, None)
         self._held.append((message.header, parts, incoming))
         if came is not None:
@@ -423,11 +433,8 @@ class BulkLink:
             return
         for stream in streams:
             stream.kick()
-        if self._address is not None and not self._session:
-            if usable:
-                self._open()
-            else:
-                self._send(MARK + _encode(Ended(b"", "there were none a moment ago")), ())
+        if not self._open():
+            self._send(MARK + _encode(Ended(b"", "they have failed a moment ago")), ())
 
     def _completed(self, transfer: int) -> None:
         with self._lock:

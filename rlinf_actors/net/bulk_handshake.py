@@ -20,7 +20,7 @@ from rlinf_actors import forks
 from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.net import bulk_framing as framing
-from rlinf_actors.net.bulk import BulkLink
+from rlinf_actors.net.bulk import KEYED_FROM, PLAIN_FROM, BulkLink
 from rlinf_actors.net.bulk_framing import Cipher, Handshake
 from rlinf_actors.net.bulk_streams import STREAMS, BulkEngine, Stream
 from rlinf_actors.net.link import LogThrottle
@@ -46,12 +46,14 @@ class BulkTransport:
 
     Attributes:
         port: the bulk port, 0 if this process does not listen.
+        bulk_from: bytes of a message from which its large parts travel by bulk streams.
         engine, memory: move the bytes, and hold what arrives.
         closed: True after `close`, and in a forked child.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, keyed: bool) -> None:
         self.keyed = keyed
+        self.bulk_from = KEYED_FROM if keyed else PLAIN_FROM
         self.port = 0
         self.closed = False
         self.engine = BulkEngine()

@@ -37,13 +37,14 @@ TURN = 8 << 20
 STREAMS = max(1, min(4, len(os.sched_getaffinity(0))))
 """Connections of a session, and threads that serve all connections of a process."""
 _IN, _OUT, _ONCE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLONESHOT
+_ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
 class Owner(Protocol):
     """What a stream belongs to. Its methods are called on the engine's threads, and must not block."""
 
-    def next_piece(self) -> tuple[PieceHeader, list[Buffer]] | None:
-        """Return the next piece to send, with its buffers; None if nothing waits."""
+    def next_piece(self, stream: Stream) -> tuple[PieceHeader, list[Buffer]] | None:
+        """Return the next piece that *stream* must send, with its buffers; None if nothing waits."""
 
     def has_pieces(self) -> bool:
         """Return True if `next_piece` would return a piece."""
@@ -96,7 +97,7 @@ class Stream:
                 self._engine = engine
                 engine.add(self, self._events())
 
-    def serve(self) -> None:
+    def serve(self, events: int) -> None:
         """Move what can be moved without blocking, then wait for the next event. Called by the engine."""
         with self._lock:
             if self._closed or self._owned:  # owned: the event was for an earlier stream with this descriptor
@@ -118,7 +119,9 @@ class Stream:
                 why = ""  # it was closed on purpose
             elif not why and self._engine is not None:
                 kicked, self._kicked = self._kicked, False
-                self._engine.arm(self, _IN | _OUT if kicked else self._events())
+                # the peer has closed a connection whose last pieces wait for their message: `kick` goes on
+                if kicked or not (self._waits and events & _ENDED):
+                    self._engine.arm(self, _IN | _OUT if kicked else self._events())
         if why:
             self.close()
             self._owner.stream_ended(self, why)
@@ -152,7 +155,7 @@ class Stream:
         moved = 0
         while moved < TURN:
             if not self._out:
-                piece = self._owner.next_piece()
+                piece = self._owner.next_piece(self)
                 if piece is None:
                     return
                 self._out = self._encoded(*piece)
@@ -283,7 +286,7 @@ class BulkEngine:
 
     def _run(self) -> None:
         while not self._closed:
-            for fd, _events in self._epoll.poll(maxevents=1):
+            for fd, events in self._epoll.poll(maxevents=1):
                 stream = self._streams.get(fd)
                 if stream is not None:
-                    stream.serve()
+                    stream.serve(events)

@@ -23,6 +23,7 @@ class End:
     def __init__(self, keyed: bool) -> None:
         self.loop = asyncio.get_running_loop()
         self.transport = BulkTransport(self.loop, keyed)
+        self.transport.bulk_from = MIB
         self.other: End
         self.bulk: BulkLink
         self.cut = False

@@ -234,3 +234,33 @@ async def test_threads_and_streams_are_bounded(pair):
     await pair.near.until(20)
     assert len(pair.near.bulk._streams) <= bulk_streams.STREAMS
     assert len(pair.near.transport.engine._threads) <= bulk_streams.STREAMS
+
+
+async def test_the_end_of_a_peer_that_left_nothing_open_is_no_warning(pair, caplog):
+    pair.near.send(b"x", array(2 * MIB))
+    await pair.far.until(1)
+    await eventually(lambda: not pair.near.bulk._outgoing)
+    pair.far.bulk.close()
+    await eventually(lambda: not pair.near.bulk._session)
+    assert "slower link" not in caplog.text
+
+
+async def test_what_is_fast_by_the_link_does_not_use_the_streams():
+    loop = asyncio.get_running_loop()
+    for keyed, size in ((True, bulk.KEYED_FROM), (False, bulk.PLAIN_FROM)):
+        transport = bulk_handshake.BulkTransport(loop, keyed)
+        assert transport.bulk_from == size
+        await transport.close()
+
+
+async def test_a_stream_of_an_ended_session_takes_no_piece(pair):
+    """Its thread may still be writing when the session ends and the next one has pieces."""
+    pair.near.send(b"first", array(MIB))
+    await pair.far.until(1)
+    old = pair.near.bulk._streams[0]
+    pair.near.bulk.end("a test", pair.near.bulk._session)
+    pair.near.bulk._failed_at = None
+    pair.near.bulk._open = lambda: True
+    pair.near.bulk.pack(b"second", [array(MIB)])
+    assert pair.near.bulk.has_pieces()
+    assert pair.near.bulk.next_piece(old) is None
