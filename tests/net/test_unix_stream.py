@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import sys
+import threading
 
 import net_kit
 import pytest
@@ -385,3 +386,61 @@ async def test_descriptors_are_not_inherited_by_programs(streams: World) -> None
     server = streams.listener._streams
     sockets = [link._connection.socket, server._peers[b"me"].socket, server._listening[0][0]]
     assert not any(os.get_inheritable(stream.fileno()) for stream in sockets)
+
+
+# --- many threads ---
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_threads_send_in_order_whoever_reads(streams: World, seed: int) -> None:
+    """Each thread's messages arrive whole and in its order, however full the streams are."""
+    choose = random.Random(seed)
+    got: dict[bytes, list[int]] = {}
+
+    def anywhere(peer: bytes, header: bytes, parts: list) -> bool:
+        if header[:1] == b"l" and threading.current_thread() is not threading.main_thread():
+            return False  # as a message that only the loop may handle
+        got.setdefault(header.partition(b" ")[0], []).append(int(header.partition(b" ")[2]))
+        assert all(part == bytes([len(part) % 251]) * len(part) for part in parts)
+        return True
+
+    def on_loop(peer: bytes, header: bytes, parts: list) -> None:
+        if header != net_kit.JOIN:
+            anywhere(peer, header, parts)
+        listener.admit(peer)
+
+    network, endpoint, count = streams.network, streams.endpoint + "many", 300
+    listener = network.listener(on_loop)
+    listener.bind(endpoint)
+    links = [network.link(endpoint, b"%d" % n, anywhere, to="g:0", on_any_thread=anywhere) for n in range(2)]
+    for link in links:
+        link.send(net_kit.JOIN, now=True)
+    await until(lambda: all(b"%d" % n in listener._streams for n in range(2)))
+    plans = [[(choose.choice((0, 10, 20_000, 90_000)), choose.random() < 0.5) for _ in range(count)] for _ in range(6)]
+
+    def send(name: int) -> None:
+        for n, (size, now) in enumerate(plans[name]):
+            header, parts = b"%c%d %d" % (b"la"[name % 2], name, n), [bytes([size % 251]) * size]
+            if name < 4:
+                links[name % 2].send(header, parts, now=now)
+            else:
+                listener.send(b"%d" % (name % 2), header, parts, now=now)
+
+    def read() -> None:
+        """Read in place of the loop, now and then."""
+        while not done.is_set():
+            waiter = network.reading.waiter()
+            network.reading.wait(waiter, lambda: False, 0.003)
+
+    done = threading.Event()
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(6)] + [threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    try:
+        await until(lambda: sum(map(len, got.values())) == 6 * count)
+    finally:
+        done.set()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+    assert all(numbers == list(range(count)) for numbers in got.values())
+    assert len(got) == 6
