@@ -279,7 +279,7 @@ class RemoteChannel(RequestMaker):
             with self._placing:
                 sender = self._senders.get(rank)
                 if sender is None or sender.peer is not peer:
-                    sender = self._senders[rank] = RequestSender(peer, self._io.call)
+                    sender = self._senders[rank] = RequestSender(peer, self._io.call, self.put_window.lock)
         return sender
 
     def _begin(self, request: Request) -> None:

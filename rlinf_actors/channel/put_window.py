@@ -124,14 +124,14 @@ class PutWindow:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._lock = threading.RLock()  # an answer may come while a put is being sent, on the same thread
+        self.lock = threading.RLock()  # an answer may come while a put is being sent, on the same thread
         self._keys: dict[bytes, _KeyPuts] = {}
         self._starved: dict[bytes, _KeyPuts] = {}  # keys whose puts wait here, the longest wait first
         self._moving = False
 
     def add(self, put: Put) -> None:
         """Send a put if the window has room; otherwise keep the put until there is room, or refuse a put_nowait."""
-        with self._lock:
+        with self.lock:
             key = self._keys.get(put.key)
             if key is None:
                 key = self._keys[put.key] = _KeyPuts()
@@ -145,7 +145,7 @@ class PutWindow:
 
     def cancel(self, put: Put) -> None:
         """End a put because its time is up: reject it if it still waits here, else ask the host to cancel it."""
-        with self._lock:
+        with self.lock:
             key = self._keys.get(put.key)
             if not put.call and key is not None and put in key.waiting:
                 key.waiting.remove(put)
@@ -157,7 +157,7 @@ class PutWindow:
 
     def remove(self, put: Put) -> None:
         """Stop counting a put whose host has answered or is gone, and send the waiting puts that now have room."""
-        with self._lock:
+        with self.lock:
             self.nbytes -= put.nbytes
             key = self._keys[put.key]
             key.out -= 1

@@ -36,18 +36,20 @@ class RequestSender:
     Args:
         peer: the connection to the host.
         soon: runs a function on the I/O thread.
+        lock: the lock of the process's PutWindow for the channel. One lock for both, since each of the two calls the
+            other: a put is sent with the window locked, and a send that fails ends puts.
 
     Attributes:
         many: True once the host has shown that it reads several requests in one frame.
         arrived: numbers of gets whose items have come in frames of many, and that user code has not taken yet.
     """
 
-    def __init__(self, peer: Peer, soon: Callable[..., object]) -> None:
+    def __init__(self, peer: Peer, soon: Callable[..., object], lock: threading.RLock) -> None:
         self.peer = peer
         self.many = False
         self.arrived: set[int] = set()
         self._soon = soon
-        self._lock = threading.RLock()  # a send may fail requests, which sends again
+        self._lock = lock
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._due = False
 

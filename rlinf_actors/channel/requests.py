@@ -181,8 +181,11 @@ class PendingAnswer:
         if type(frame) is frames.ChannelItems:
             sender = work.sender
             sender.many = work.bare = True
-            sender.arrived.add(work.call)
-        work.resolve(parts)
+            sender.arrived.add(work.call)  # first: the thread that waits may take the item at once
+            if not work.resolve(parts):
+                sender.arrived.discard(work.call)  # cancelled just now
+        else:
+            work.resolve(parts)
         return True
 
     def fail(self, error: Exception) -> None:
