@@ -234,11 +234,13 @@ class KeyRegistry:
         """Let the workers of a job connect with this public key, which replaces the job's previous key."""
         self.forget_job(namespace)
         self._jobs[namespace] = public
-        self._index()
+        # one entry of the dict that other threads read: they look up single keys, and each change is atomic
+        self._members[public] = Member("worker", namespace, namespace, public)
 
     def forget_job(self, namespace: str) -> None:
-        if self._jobs.pop(namespace, None) is not None:
-            self._index()
+        public = self._jobs.pop(namespace, None)
+        if public is not None and self._members.get(public) == Member("worker", namespace, namespace, public):
+            del self._members[public]
 
     # --- inside ---
 
@@ -283,7 +285,7 @@ class KeyRegistry:
             self._changes.append(commands.ForgetKey(key.public))
 
     def _index(self) -> None:
-        """Rebuild the dict that `admit` reads. The dict is replaced, not changed, because other threads read it."""
+        """Rebuild the dict that `admit` reads. It is replaced by a complete one, because other threads read it."""
         good = [key for key in self._keys.values() if key.ended_at is None]
         members = {k.public: Member("enroll" if k.token else k.role, k.name, "", k.public) for k in good}
         members.update({public: Member("worker", job, job, public) for job, public in self._jobs.items()})
@@ -349,6 +351,7 @@ class Jobs:
         self._before = {job.namespace: job for job in before.jobs} if self._keyed else {}
         self.settled = False
         self._jobs: dict[str, Job] = {}
+        self._of_token: dict[str, str] = {}  # namespaces
         self._owners: dict[str, str] = {}
 
     def __contains__(self, namespace: str) -> bool:
@@ -372,7 +375,7 @@ class Jobs:
         """
         if not token or not self.vouches(namespace, token, believed):
             return
-        if self._keyed and any(job.token == token for job in self._jobs.values() if job.namespace != namespace):
+        if self._keyed and self._of_token.get(token, namespace) != namespace:
             return  # two jobs with one key would be one
         if namespace not in self._jobs or (in_use and not self._keyed):
             known = self._before.get(namespace)
@@ -397,6 +400,7 @@ class Jobs:
         known = self._before.pop(namespace, None)
         job = self._jobs.pop(namespace, None)
         if job is not None:
+            self._of_token.pop(job.token, None)
             self._head.keys.forget_job(namespace)
         if self._keyed and (job is not None or known is not None):
             self._head.emit(commands.Persist(commands.ForgetJob(namespace)))
@@ -458,7 +462,10 @@ class Jobs:
         owner = owner or (before.owner if before is not None else "")
         if owner:
             self._owners[namespace] = owner
+        if before is not None:
+            self._of_token.pop(before.token, None)
         self._jobs[namespace] = job = Job(namespace, token, owner)
+        self._of_token[token] = namespace
         own = self._head.keys.own
         if (before is None or before.token != token) and (own.public or own.local):
             self._head.keys.add_job(namespace, self._job_key(token))
