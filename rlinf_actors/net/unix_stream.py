@@ -50,6 +50,11 @@ log = logging.getLogger(__name__)
 
 HELLO = b"rlinf-actors/1 "
 """Begins the first chunk of each connection, before the identity."""
+AGAIN = b"rlinf-actors/1, again "
+"""Begins it instead of HELLO if the link was connected before: the listener then answers with NOTHING. Only a listener
+that lives answers; the kernel also connects to one whose process is ending."""
+NOTHING = b"\x90"
+"""Records of a chunk without messages."""
 HELLO_BYTES = 512
 STRANGER = 64 << 10
 """Most bytes of a chunk of a peer that has not joined."""
@@ -340,13 +345,17 @@ class StreamListener(StreamSocket):
         if connection.identity:
             return self._deliver(connection.identity, records, big)
         said = bytes(records)
-        identity = said.removeprefix(HELLO)
+        again = said.startswith(AGAIN)
+        identity = said.removeprefix(AGAIN if again else HELLO)
         if big or identity == said or not identity:
             raise RemoteWireError("the first chunk of a connection is no HELLO")
         with self._lock:
             self._silent.pop(connection, None)
             connection.identity, connection.reader.most = identity, STRANGER
             before, self._peers[identity] = self._peers.get(identity), connection
+            if again:
+                with contextlib.suppress(OSError):  # broken already: its reader ends it
+                    connection.send_chunk(NOTHING)
         if before is not None:
             connection.reader.most = before.reader.most
             self._end(before)
@@ -423,6 +432,7 @@ class StreamLink(StreamSocket):
         self._on_reset = on_reset
         self._connection: Connection | None = None
         self._was_connected = False
+        self._resuming = False  # connected again, and the listener has not answered
         self._waiting: Messages = []
         self._retry_s = RETRY_S
         self._retry: asyncio.TimerHandle | None = None
@@ -454,6 +464,10 @@ class StreamLink(StreamSocket):
             self._transmit(self._connection, messages)  # if it is broken they are lost, which `on_reset` reports
 
     def _received(self, connection: Connection, records: Buffer, big: list[Buffer]) -> bool:
+        if self._resuming:
+            self._resuming = False
+            if self._on_reset is not None:
+                self._wake(self._on_reset)
         return self._deliver(b"", records, big)
 
     def _connected(self, stream: socket.socket) -> None:
@@ -467,14 +481,12 @@ class StreamLink(StreamSocket):
         self._open(connection)
         with self._lock:
             with contextlib.suppress(OSError):  # broken already: its reader ends it
-                connection.send_chunk(HELLO + self._identity)
+                connection.send_chunk((AGAIN if self._was_connected else HELLO) + self._identity)
             self._connection, self._retry_s = connection, RETRY_S
             waiting, self._waiting = self._waiting, []
             if waiting:
                 self._transmit(connection, waiting)
-        if self._was_connected and self._on_reset is not None:
-            self._on_reset()
-        self._was_connected = True
+            self._resuming, self._was_connected = self._was_connected, True
 
     def _ended(self, connection: Connection) -> None:
         with self._lock:

@@ -225,7 +225,25 @@ async def test_link_connects_again_and_reports_that_messages_may_be_lost(streams
     link.send(b"kept until there is a listener")
     streams.listen()
     await streams.heard.until(1)
+    await until(lambda: streams.resets)
     assert (streams.resets, streams.heard.headers) == (1, [b"kept until there is a listener"])
+
+
+async def test_connection_to_a_process_that_is_ending_is_no_reset(streams: World) -> None:
+    """Its listening socket may be open after its connections: the kernel connects, and nobody answers."""
+    link, _ = streams.link()
+    link.send(b"1")
+    await streams.heard.until(1)
+    streams.listener.close()
+    ending = socket.socket(socket.AF_UNIX)
+    ending.bind(streams.path)
+    ending.listen()
+    await until(lambda: link._connection is not None and link._resuming)
+    ending.close()
+    await until(lambda: link._connection is None)
+    assert streams.resets == 0
+    streams.listen()
+    await until(lambda: streams.resets == 1)
 
 
 async def test_malformed_answer_ends_the_link_s_connection(streams: World) -> None:
