@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import UsageError
-from rlinf_actors.messaging import addressing, contents
+from rlinf_actors.messaging import addressing, contents, pieces
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import CHILDREN
@@ -321,7 +321,7 @@ class Messaging:
         sender = addressing.address(group, rank)
         if into is None:
             work = messenger.receive(sender)
-        elif not async_op:
+        elif not async_op and into.numel() * into.element_size() >= pieces.FROM:
             work = messenger.receive_into(sender, into)
         else:
             name = sender.get_name()
