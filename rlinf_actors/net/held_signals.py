@@ -15,11 +15,8 @@ from typing import Any
 
 _SIGNALS = tuple(
     int(number)
-    for number in (
-        signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-        signal.SIGVTALRM, signal.SIGPROF, signal.SIGCHLD,
-    )
-)  # fmt: skip
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+)
 _get: Callable[[int], Any] = _signal.getsignal
 _set: Callable[[int, Any], Any] = _signal.signal
 
@@ -27,19 +24,23 @@ _set: Callable[[int, Any], Any] = _signal.signal
 class HeldSignals:
     """The handlers that are held back. Main thread only."""
 
-    __slots__ = ("_came", "_handlers")
+    __slots__ = ("_came", "_handlers", "_note_it", "_python")
 
     def __init__(self) -> None:
-        self._handlers: list[tuple[int, Any]] = []
+        self._handlers: list[Any] = []  # of _SIGNALS
+        self._python: list[tuple[int, Any]] = []  # those that are functions
         self._came: list[tuple[int, FrameType | None]] = []
+        self._note_it = self._note
 
     def hold(self) -> None:
         """Hold the handlers back from now on. If one raises just before, nothing is held."""
+        handlers = [*map(_get, _SIGNALS)]
+        if handlers != self._handlers:
+            self._python = [pair for pair in zip(_SIGNALS, handlers, strict=True) if callable(pair[1])]
+            self._handlers = handlers
         try:
-            for number, handler in zip(_SIGNALS, map(_get, _SIGNALS), strict=True):
-                if callable(handler):
-                    self._handlers.append((number, handler))
-                    _set(number, self._note)
+            for number, _ in self._python:
+                _set(number, self._note_it)
         except BaseException:
             self._put_back()
             raise
@@ -64,12 +65,10 @@ class HeldSignals:
 
     def _put_back(self) -> BaseException | None:
         raised = None
-        while self._handlers:
-            number, handler = self._handlers[-1]
+        for number, handler in self._python:
             try:
-                if _get(number) == self._note:  # else user code has set another one meanwhile
-                    _set(number, handler)
-                self._handlers.pop()
+                _set(number, handler)
             except BaseException as error:  # noqa: BLE001 - of a handler that is back already: raised at the end
                 raised = error
+                _set(number, handler)
         return raised

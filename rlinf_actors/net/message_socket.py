@@ -33,11 +33,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net import fault_injection
+from rlinf_actors.net import fault_injection, reading
 from rlinf_actors.net.framing import unpack
 from rlinf_actors.net.link import LogThrottle, OnAnyThread, OnFailed, OnMessage, peer_name
 from rlinf_actors.net.loop import call_soon, call_threadsafe, handling_failed
-from rlinf_actors.net.reading import LoopQueue
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -63,8 +62,9 @@ class MessageSocket:
         self._loop = network._loop
         self._on_message = on_message
         self._on_failed = on_failed
-        self._on_any_thread = on_any_thread if fault_injection.active is None else None
-        self._for_loop = LoopQueue(network._loop, self._deliver_late)
+        by_threads = reading.threads_read and fault_injection.active is None
+        self._on_any_thread = on_any_thread if by_threads else None
+        self._for_loop = reading.LoopQueue(network._loop, self._deliver_late)
         self._lock = threading.Lock()
         self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
         self._flush_due = False

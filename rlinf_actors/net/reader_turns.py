@@ -59,6 +59,13 @@ class ReaderTurns(Generic[W]):
         self._asleep[waiter] = None
         return False
 
+    def take(self, waiter: W) -> bool:
+        """Give *waiter* the turn if it is free, and return True; else return False. It does not sleep then."""
+        if self.closed or self.loop_reads or self.reader is not None:
+            return False
+        self.reader = waiter
+        return True
+
     def sleeps(self, waiter: W) -> bool:
         """Return True if *waiter* sleeps: the caller opens its gate, and calls `woken`."""
         return waiter in self._asleep
@@ -66,6 +73,13 @@ class ReaderTurns(Generic[W]):
     def woken(self, waiter: W) -> None:
         """Count *waiter* as awake. It asks again if it is not done."""
         self._asleep.pop(waiter, None)
+
+    def leave_to_nobody(self, waiter: W) -> bool:
+        """Do as `leave` and return True, if it was *waiter*'s turn and nobody else gets it; else do nothing."""
+        if self.reader is not waiter or self._asleep or self._interrupted or self.closed:
+            return False
+        self.reader = None
+        return True
 
     def leave(self, waiter: W) -> None:
         """End the waiting of *waiter*, and give the turn to a sleeper if it was its own."""

@@ -33,23 +33,33 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import os
 import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from rlinf_actors import forks
 from rlinf_actors.net.held_signals import HeldSignals
 from rlinf_actors.net.loop import BUG, call_threadsafe
 from rlinf_actors.net.reader_turns import ReaderTurns
 
+T = TypeVar("T")
+
 EVENTS = 64
 """Most descriptors that one poll reports."""
 TURN = 256
 """Most messages that the loop handles of a `LoopQueue` before it lets other callbacks run."""
 
+active: Reading | None = None
+"""The Reading by which threads of this process wait; None if there is none, or if threads must not read."""
+threads_read = False
+"""True if threads that wait read the sockets of this process. The Runtime sets it before the first socket is opened."""
+
+
+_READABLE = select.EPOLLIN
 _get_ident = threading.get_ident
 
 
@@ -68,18 +78,22 @@ class Waiter:
         gate: a lock that is held; the thread sleeps by acquiring it.
         handling: True while the thread handles messages. It looks whether it is done before it blocks again.
         busy: True while it is in use.
+        signals: the signal handlers to hold back; None if *hold_signals* is False, or on another thread than the main.
+        afterwards: called when the thread has handled its messages (`after_handling`).
     """
 
-    __slots__ = ("_reading", "busy", "gate", "handling", "signals", "thread")
+    __slots__ = ("_reading", "afterwards", "busy", "gate", "handling", "signals", "thread")
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, hold_signals: bool = True) -> None:
         self._reading = reading
         self.thread = _get_ident()
         self.gate = threading.Lock()
         self.gate.acquire()
         self.handling = False
         self.busy = False
-        self.signals = HeldSignals() if threading.current_thread() is threading.main_thread() else None
+        main = threading.current_thread() is threading.main_thread()
+        self.signals = HeldSignals() if main and hold_signals else None
+        self.afterwards: Callable[[], object] | None = None
 
     def wake(self) -> None:
         """Let the thread look again whether it is done. Any thread; after the event that it waits for."""
@@ -116,6 +130,8 @@ class Reading:
         self._forked = False
         self._loop.add_reader(self._loops.fileno(), self._loop_ready)
         forks.watch(self)
+        global active
+        active = self
 
     def add(self, fd: int, source: Source) -> None:
         """From now on, call *source*'s `read` when *fd* is readable."""
@@ -138,10 +154,13 @@ class Reading:
 
     def close(self) -> None:
         """Stop all reading. Loop thread. A thread that reads stops soon, and the descriptors are closed then."""
+        global active
         with self._lock:
             if self._turns.closed:
                 return
             self._turns.closed = True
+            if active is self:
+                active = None
             self._loop.remove_reader(self._loops.fileno())
             if self._turns.reader is not None:
                 os.eventfd_write(self._bell, 1)
@@ -160,6 +179,9 @@ class Reading:
         self._lock = threading.Lock()
         self._turns = ReaderTurns()
         self._turns.closed = self._forked = True
+        global active
+        if active is self:
+            active = None
 
     # --- the loop ---
 
@@ -183,7 +205,7 @@ class Reading:
             return
         watch = turns.reader is None
         if watch != self._watched:
-            self._loops.modify(self._fd, select.EPOLLIN if watch else 0)
+            self._loops.modify(self._fd, _READABLE if watch else 0)
             self._watched = watch
         if turns.given is not None:
             turns.given.open()
@@ -202,7 +224,7 @@ class Reading:
         waiter.busy = True
         return waiter
 
-    def wait(self, waiter: Waiter, done: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait(self, waiter: Waiter, done: Callable[[], object], timeout: float | None = None) -> bool:
         """Wait until *done* returns True, and read the sockets meanwhile if nobody else does.
 
         Args:
@@ -219,8 +241,8 @@ class Reading:
                 left = -1.0 if limit is None else min(limit - time.monotonic(), threading.TIMEOUT_MAX)
                 if limit is not None and left <= 0:
                     return False
-                if self._ask(waiter, done):
-                    self._read_once(waiter, left)
+                if self._turns.reader is waiter or self._ask(waiter, done):
+                    self._handle(waiter, [] if self._again else self._poll.poll(left, EVENTS))
                 elif not done():
                     waiter.gate.acquire(timeout=left)
             return True
@@ -231,7 +253,7 @@ class Reading:
                 self._leave(waiter)
                 raise
 
-    def _ask(self, waiter: Waiter, done: Callable[[], bool]) -> bool:
+    def _ask(self, waiter: Waiter, done: Callable[[], object]) -> bool:
         with self._lock:
             if done():  # from now on, `wake` finds this thread asleep or reading
                 return False
@@ -239,8 +261,7 @@ class Reading:
             self._carry_out()
             return reads
 
-    def _read_once(self, waiter: Waiter, timeout: float) -> None:
-        events = [] if self._again else self._poll.poll(timeout, EVENTS)
+    def _handle(self, waiter: Waiter, events: list[tuple[int, int]]) -> None:
         signals = waiter.signals
         if signals is not None:
             signals.hold()
@@ -252,12 +273,53 @@ class Reading:
             waiter.handling = False
             if signals is not None:
                 signals.release()
+            if waiter.afterwards is not None:
+                waiter.afterwards()
+
+    def after_handling(self, function: Callable[[], object]) -> None:
+        """Call *function*: at once, or, in a signal handler that interrupts the handling of messages, afterwards."""
+        reader = self._turns.reader
+        if reader is not None and reader.handling and reader.thread == _get_ident():
+            reader.afterwards = function
+        else:
+            function()
+
+    # --- an event loop of user code (`IdleSelect`) ---
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def take(self, waiter: Waiter) -> bool:
+        """Give *waiter* the turn if it is free, and return True; it then calls `leave`. Else return False."""
+        with self._lock:
+            taken = self._turns.take(waiter)
+            if taken:
+                self._carry_out()
+                if self._again:
+                    os.eventfd_write(self._bell, 1)
+            return taken
+
+    def handle_ready(self, waiter: Waiter) -> None:
+        """Read what is ready, on the thread of *waiter*, whose turn it is."""
+        self._handle(waiter, self._poll.poll(0, EVENTS))
+
+    def leave(self, waiter: Waiter) -> None:
+        """End the turn of *waiter*."""
+        try:
+            self._leave(waiter)
+        except BaseException:  # a signal handler raised there
+            self._leave(waiter)
+            raise
 
     def _leave(self, waiter: Waiter) -> None:
         with self._lock:
-            self._turns.leave(waiter)
-            self._carry_out()
-        waiter.gate.acquire(blocking=False)
+            if self._turns.leave_to_nobody(waiter) and not self._again:
+                self._loops.modify(self._fd, _READABLE)  # the usual case: as `_carry_out` does
+                self._watched = True
+            else:
+                self._turns.leave(waiter)
+                self._carry_out()
+                waiter.gate.acquire(blocking=False)
         waiter.busy = False
 
     def _wake(self, waiter: Waiter) -> None:
@@ -272,7 +334,7 @@ class Reading:
 
     def _read(self, events: list[tuple[int, int]], on_loop: bool) -> None:
         again = self._again
-        due = [again.popleft() for _ in range(len(again))]
+        due = [again.popleft() for _ in range(len(again))] if again else []
         for fd, _ in events:
             source = self._sources.get(fd)
             if source is not None:
@@ -291,8 +353,68 @@ class Reading:
                 raise
 
 
-active: Reading | None = None
-"""That of this process's runtime, by which threads wait; None if there is none, or its threads must not read."""
+class WaitingQueue(Generic[T]):
+    """A queue like queue.SimpleQueue, for threads that read the sockets while they wait for an item.
+
+    A signal handler must not raise on such a thread while it waits.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._items: collections.deque[T] = collections.deque()
+        self._idle: collections.deque[Waiter] = collections.deque()
+        self._here = threading.local()
+
+    def put(self, item: T) -> None:
+        """Add an item, and wake a thread that waits. Any thread."""
+        self._items.append(item)
+        idle = self._idle
+        try:
+            waiter = idle[-1]
+            if not waiter.handling:  # else it reads, and looks for items afterwards
+                waiter = idle.popleft()
+        except IndexError:
+            return  # all threads are busy
+        waiter.wake()
+
+    def get(self) -> T:
+        """Remove and return the first item, and wait for one if there is none. Any thread."""
+        items, idle, waiter = self._items, self._idle, self._waiter()
+        while True:
+            if items:
+                if waiter.busy:
+                    self._reading.leave(waiter)
+                with contextlib.suppress(IndexError):  # another thread has taken it
+                    return items.popleft()
+                continue
+            waiter.busy = True
+            idle.append(waiter)
+            try:
+                self._reading.wait(waiter, items.__len__)
+            finally:
+                with contextlib.suppress(ValueError):  # whoever woke this thread has removed it
+                    idle.remove(waiter)
+
+    def expect(self) -> None:
+        """Take the turn to read, because this thread calls `get` next, without user code in between.
+
+        Called before an answer is sent: its receiver may be quick, and send the next call before `get` is reached.
+        """
+        waiter = self._waiter()
+        if not self._items and not waiter.busy:
+            waiter.busy = self._reading.take(waiter)
+
+    def _waiter(self) -> Waiter:
+        waiter: Waiter | None = getattr(self._here, "waiter", None)
+        if waiter is None:  # a handler that raises while a thread waits for a call ends the process anyway
+            waiter = self._here.waiter = Waiter(self._reading, hold_signals=False)
+        return waiter
+
+    def empty(self) -> bool:
+        return not self._items
+
+    def qsize(self) -> int:
+        return len(self._items)
 
 
 class LoopQueue:

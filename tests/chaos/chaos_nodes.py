@@ -49,6 +49,8 @@ class LoneWorker:
     def idle(self) -> bool:
         return True
 
+    def expect(self) -> None: ...
+
     def _run(self, invocation: Any) -> None:
         if self.running:
             invocation.run(self)

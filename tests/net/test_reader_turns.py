@@ -134,8 +134,11 @@ class World:
             one.open = False
             one.at = "look"
         elif one.at == "leave":
-            self.turns.leave(one)
-            self.carry_out()
+            if self.turns.leave_to_nobody(one):
+                self.watched = True
+            else:
+                self.turns.leave(one)
+                self.carry_out()
             one.open = False
             one.at = "over"
 
