@@ -1,4 +1,4 @@
-"""The command line: compare, render, list, scale, setup-ray."""
+"""The command line: compare, render, list, scale, plot, document, setup-ray."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from benchmarks.cases import CASES
 from benchmarks.processes import become_subreaper
 
 EX_OK, EX_FAILED, EX_USAGE, EX_UNAVAILABLE, EX_INTERRUPTED = 0, 1, 64, 69, 130
+DOCUMENT = runner.ROOT / "docs/explanation/performance.md"
+PLOTS = runner.ROOT / "docs/explanation/plots"
 TITLES = {name: case.title for name, case in CASES.items()}
 
 
@@ -95,6 +97,34 @@ def scale(options: argparse.Namespace) -> int:
     return command.run(options)
 
 
+def plot(options: argparse.Namespace) -> int:
+    from benchmarks import plots
+
+    compared, scaled = (
+        json.loads(Path(file).read_text()) if file else None for file in (options.compare, options.scale)
+    )
+    folder = Path(options.out)
+    folder.mkdir(exist_ok=True)
+    for path in plots.draw(folder, compared, scaled):
+        print(path)
+    return EX_OK
+
+
+def document(options: argparse.Namespace) -> int:
+    """Make everything that docs/explanation/performance.md shows: both tables, and the plots."""
+    folder = Path(options.keep)
+    folder.mkdir(parents=True, exist_ok=True)
+    compared, scaled = str(folder / "compare.json"), str(folder / "scale.json")
+    agents = "30,100,300,1000" if options.quick else "30,100,300,1000,3000"
+    reps = ["--reps", "1"] if options.quick else []
+    codes = [
+        main(["compare", *reps, "--json", compared, "--doc", str(DOCUMENT)]),
+        main(["scale", "--agents", agents, "--json", scaled, "--doc", str(DOCUMENT)]),
+        main(["plot", "--compare", compared, "--scale", scaled]),
+    ]
+    return max(codes)
+
+
 def setup_ray(options: argparse.Namespace) -> int:
     python = ray_env.set_up(Path(options.venv), options.torch_index, not options.no_torch)
     print(python)
@@ -132,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("compare", help="measure the backends in turn and print the ratios")
     command.add_argument("cases", nargs="*", metavar="CASE", help="all by default; see `list`")
-    command.add_argument("--reps", type=int, default=3, help="repetitions, each in a fresh process (default 3)")
+    command.add_argument("--reps", type=int, default=5, help="repetitions, each in a fresh process (default 5)")
     command.add_argument("--backends", metavar="A,B", help=f"of {','.join(BACKENDS)}; default: all that are there")
     command.add_argument("--json", metavar="FILE", help="write every sample and the table to it")
     command.add_argument("--doc", metavar="FILE", help="put the table between the marks of this Markdown file")
@@ -159,6 +189,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", metavar="FILE", help="write all figures to it")
     command.add_argument("--doc", metavar="FILE", help="put the table between the marks of this Markdown file")
     command.set_defaults(run=scale)
+    command = commands.add_parser("plot", help="draw the plots of the documentation (needs matplotlib)")
+    command.add_argument("--compare", metavar="FILE", help="JSON file of compare")
+    command.add_argument("--scale", metavar="FILE", help="JSON file of scale")
+    command.add_argument("--out", metavar="DIR", default=str(PLOTS), help="where (default %(default)s)")
+    command.set_defaults(run=plot)
+    command = commands.add_parser("document", help="run compare, scale and plot for docs/explanation/performance.md")
+    command.add_argument(
+        "--keep", metavar="DIR", default="figures", help="where to keep the JSON files (default figures)"
+    )
+    command.add_argument("--quick", action="store_true", help="one repetition, and at most 1,000 agents")
+    command.set_defaults(run=document)
     command = commands.add_parser("setup-ray", help="make an environment with Ray, which compare then finds")
     command.add_argument(
         "--venv", metavar="DIR", default=str(ray_env.default_folder()), help="where (default %(default)s)"

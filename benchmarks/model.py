@@ -24,6 +24,8 @@ class Figure:
         limit: name of the raw backend's figure by which ours is divided; by default the same name.
         reach_limit: target of ours / raw: at most this if lower is better, else at least this.
         reach_ray: target of ray / ours: at least this if lower is better, else at most this.
+        reach_prototype: target of ours / prototype: at most this if lower is better, else at least this.
+        reference: the raw figure on the reference machine, in the same unit (docs/explanation/performance.md).
     """
 
     name: str
@@ -33,6 +35,8 @@ class Figure:
     limit: str = ""
     reach_limit: float | None = None
     reach_ray: float | None = None
+    reach_prototype: float | None = None
+    reference: float | None = None
 
     @property
     def limit_name(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.backends.prototype import CASES as PROTOTYPE_CASES
 from benchmarks.model import Case, Figures
 from benchmarks.processes import sweep
 
@@ -62,7 +63,7 @@ def run(
     for case in cases:
         for repetition in range(1, repetitions + 1):
             for backend, python in pythons.items():
-                if backend in case.without:
+                if backend in case.without or (backend == "prototype" and case.name not in PROTOTYPE_CASES):
                     continue
                 session = run_one(case, backend, python, repetition)
                 sessions.append(session)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.model import Case, Figure
 from benchmarks.runner import Session
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,12 @@ class Row:
     """One figure of all backends.
 
     Attributes:
-        ours, raw, ray: medians, None if not measured.
-        ours_raw, ray_ours: ratios of these medians.
-        reach_limit, reach_ray: targets of the ratios; see `Figure`.
-        reached: True if all targets are met, None if there is no target or a ratio is missing.
+        ours, raw, prototype, ray: medians, None if not measured.
+        ours_raw, ours_prototype, ray_ours: ratios of these medians.
+        reach_limit, reach_prototype, reach_ray: targets of the ratios; see `Figure`.
+        reference: the raw figure on the reference machine, None if it is unknown.
+        reached: True if all targets are met whose ratios were measured; None if there is none. A missing Ray alone
+            leaves the other targets.
     """
 
     case: str
@@ -30,11 +32,15 @@ class Row:
     better: str
     ours: float | None
     raw: float | None
+    prototype: float | None
     ray: float | None
     ours_raw: float | None
+    ours_prototype: float | None
     ray_ours: float | None
     reach_limit: float | None
+    reach_prototype: float | None
     reach_ray: float | None
+    reference: float | None
     reached: bool | None
 
 
@@ -54,25 +60,30 @@ def row(case: Case, figure: Figure, sessions: Sequence[Session]) -> Row:
         values = samples(sessions, case.name, backend, name)
         return statistics.median(values) if values else None
 
-    ours, raw, ray = median("ours", figure.name), median("zmq", figure.limit_name), median("ray", figure.name)
-    ours_raw, ray_ours = _ratio(ours, raw), _ratio(ray, ours)
+    ours, ray = median("ours", figure.name), median("ray", figure.name)
+    raw, prototype = median("zmq", figure.limit_name), median("prototype", figure.name)
+    ours_raw, ours_prototype, ray_ours = _ratio(ours, raw), _ratio(ours, prototype), _ratio(ray, ours)
     lower = figure.better == "lower"
-    verdicts = []
-    if figure.reach_limit is not None:
-        verdicts.append(None if ours_raw is None else _meets(ours_raw, figure.reach_limit, at_most=lower))
-    if figure.reach_ray is not None:
-        verdicts.append(None if ray_ours is None else _meets(ray_ours, figure.reach_ray, at_most=not lower))
-    reached = None if not verdicts or None in verdicts else all(verdicts)
+    verdicts = [
+        _meets(ratio, reach, at_most)
+        for ratio, reach, at_most in (
+            (ours_raw, figure.reach_limit, lower),
+            (ours_prototype, figure.reach_prototype, lower),
+            (ray_ours, figure.reach_ray, not lower),
+        )
+        if reach is not None and ratio is not None
+    ]
     return Row(
-        case.name, figure.name, figure.title, figure.unit, figure.better, ours, raw, ray, ours_raw, ray_ours,
-        figure.reach_limit, figure.reach_ray, reached,
+        case.name, figure.name, figure.title, figure.unit, figure.better, ours, raw, prototype, ray, ours_raw,
+        ours_prototype, ray_ours, figure.reach_limit, figure.reach_prototype, figure.reach_ray, figure.reference,
+        all(verdicts) if verdicts else None,
     )  # fmt: skip
 
 
 def rows(cases: Sequence[Case], sessions: Sequence[Session]) -> list[Row]:
     """Return the rows of the table, without figures that no backend measured."""
     every = [row(case, figure, sessions) for case in cases for figure in case.figures]
-    return [line for line in every if not line.ours is line.raw is line.ray is None]
+    return [line for line in every if not line.ours is line.raw is line.prototype is line.ray is None]
 
 
 def as_json(

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-HEADINGS = ("figure", "ours", "raw", "Ray", "ours/raw", "reach", "Ray/ours", "reach", "reached")
+HEADINGS = (
+    "figure", "ours", "raw", "raw there", "prototype", "Ray", "ours/raw", "reach", "ours/prototype", "reach",
+    "Ray/ours", "reach", "reached",
+)  # fmt: skip
+"""``raw there`` is the raw figure on the reference machine."""
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 Line = Mapping[str, Any]
@@ -17,9 +21,13 @@ def cells(line: Line) -> list[str]:
     lower = line["better"] == "lower"
     return [
         line["title"],
-        *(quantity(line[backend], line["unit"]) for backend in ("ours", "raw", "ray")),
+        *(quantity(line[backend], line["unit"]) for backend in ("ours", "raw")),
+        quantity(line["reference"], line["unit"]) if line["reference"] else "",
+        *(quantity(line[backend], line["unit"]) for backend in ("prototype", "ray")),
         ratio(line["ours_raw"]),
         bound(line["reach_limit"], at_most=lower),
+        ratio(line["ours_prototype"]),
+        bound(line["reach_prototype"], at_most=lower),
         ratio(line["ray_ours"]),
         bound(line["reach_ray"], at_most=not lower),
         {None: "", True: "yes", False: "no"}[line["reached"]],

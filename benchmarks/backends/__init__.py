@@ -1,4 +1,4 @@
-"""The backends: this project, the raw limits of the machine, and Ray."""
+"""The backends: this project, the raw limits of the machine, a prototype of our design, and Ray."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from benchmarks.model import Backend
 BACKENDS = {
     "ours": "benchmarks.backends.ours",
     "zmq": "benchmarks.backends.limits",
+    "prototype": "benchmarks.backends.prototype",
     "ray": "benchmarks.backends.on_ray",
 }
 

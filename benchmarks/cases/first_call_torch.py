@@ -18,7 +18,7 @@ CASE = Case(
     "8 workers with torch, first call answered",
     (
         Figure("from_nothing", "from nothing: cluster and workers", "s"),
-        Figure("cold", "first group (raw: import torch once, fork 8)", "s", reach_limit=1.7, reach_ray=4.6),
+        Figure("cold", "first group (raw: import torch once, fork 8)", "s", reach_limit=1.15, reach_ray=4.6),
         Figure("warm", "next group (raw: fork 8 of a process with torch)", "s", reach_limit=8, reach_ray=30),
     ),
     measure,

@@ -38,8 +38,8 @@ CASE = Case(
     "in_flight",
     "Calls in flight to one worker (raw: ZeroMQ, a chunk per loop iteration)",
     (
-        Figure("await", "await", "/s", "higher", "pipeline", 100 / 550, 7.5 / 100),
-        Figure("wait", "wait() from a plain script", "/s", "higher", "pipeline", 100 / 550, 7.5 / 100),
+        Figure("await", "await", "/s", "higher", "pipeline", 0.35, 7.5 / 100, 0.8, 550_000),
+        Figure("wait", "wait() from a plain script", "/s", "higher", "pipeline", 0.35, 7.5 / 100),
     ),
     measure,
 )

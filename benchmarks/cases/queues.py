@@ -7,6 +7,8 @@ from collections.abc import Callable
 from benchmarks.model import Case, Figure, Figures, Runtime
 
 MIB = 1 << 20
+BIG = 1 << 14
+"""Bytes from which an item is an array."""
 SETTINGS = {"single": (100, 500, 1), "pipelined": (100, 5000, 500), "arrays": (MIB, 200, 16)}
 """Bytes of an item, least number of items, number of items in flight."""
 SECONDS = 3.0
@@ -34,9 +36,16 @@ CASE = Case(
     "queues",
     "Channel or queue, worker to worker (raw: ZeroMQ push to pull)",
     (
-        Figure("single", "100 B, one at a time (raw: each acknowledged)", "/s", "higher", reach_ray=730 / 5000),
-        Figure("pipelined", "100 B, pipelined", "/s", "higher", reach_ray=730 / 40_000),
-        Figure("arrays", "1 MiB arrays, pipelined", "/s", "higher", reach_ray=182 / 5000),
+        Figure(
+            "single",
+            "100 B, one by one (raw: each acknowledged)",
+            "/s",
+            "higher",
+            reach_limit=0.21,
+            reach_ray=730 / 5000,
+        ),
+        Figure("pipelined", "100 B, pipelined", "/s", "higher", reach_prototype=0.8, reach_ray=730 / 40_000),
+        Figure("arrays", "1 MiB arrays, pipelined", "/s", "higher", reach_prototype=1, reach_ray=182 / 5000),
     ),
     measure,
     driver_imports=("numpy",),

@@ -26,20 +26,23 @@ def measure(runtime: Runtime) -> Figures:
         runtime.stop()
 
 
-def _rows(name: str, title: str) -> list[Figure]:
-    reach = {1: (4 / 20, 0.3 / 4), 64: (14 / 20, 0.6 / 14), 256: (14 / 20, 0.5 / 14)}
+def _rows(name: str, title: str, limit: str, reach_limit: dict[int, float]) -> list[Figure]:
+    reach_ray = {1: 0.3 / 4, 64: 0.6 / 14, 256: 0.5 / 14}
     return [
-        Figure(f"{name}_{size}", f"{title}, {size} MiB", "GB/s", "higher", f"shared_{size}", *reach[size])
+        Figure(
+            f"{name}_{size}", f"{title}, {size} MiB", "GB/s", "higher", f"{limit}_{size}", reach_limit.get(size),
+            reach_ray[size], 1 if name == "object" or size == 1 else None, 20 if limit == "shared" else None,
+        )
         for size in RUNS
-    ]
+    ]  # fmt: skip
 
 
 CASE = Case(
     "transfers",
     "Torch CPU tensor, worker to worker (raw: one copy into warm shared memory)",
     (
-        *_rows("tensor", "send_tensor, recv_tensor"),
-        *_rows("object", "send, recv"),
+        *_rows("tensor", "send_tensor, recv_tensor (raw: memcpy)", "memcpy", {64: 0.7, 256: 0.7}),
+        *_rows("object", "send, recv", "shared", {}),
         *(Figure(f"memcpy_{size}", f"raw memcpy, {size} MiB", "GB/s", "higher") for size in RUNS),
         *(Figure(f"zmq_{size}", f"raw ZeroMQ over ipc, {size} MiB", "GB/s", "higher") for size in RUNS),
     ),

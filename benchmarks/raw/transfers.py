@@ -21,6 +21,8 @@ from benchmarks.raw.memcpy import echo_numpy
 from benchmarks.timing import clock, later_half
 
 PORT = 21377
+HIGH_WATER = 500
+"""Most messages that wait at each end of a queue."""
 _TIME = struct.Struct("d")
 
 Open = Callable[[int], Callable[[], object]]
@@ -216,5 +218,6 @@ def pushed(endpoint: str, work: Callable[[zmq.Socket[bytes]], None]) -> Iterator
     """Yield a PUSH socket. Its PULL end is in another process, which runs *work* with it."""
     with children([lambda: work(_connected(endpoint))]), zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.setsockopt(zmq.LINGER, 0)
+        push.setsockopt(zmq.SNDHWM, HIGH_WATER)
         push.bind(endpoint)
         yield push

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,7 +25,7 @@ def test_compare_writes_every_sample_and_the_ratios(tmp_path: Path) -> None:
     done = benchmarks("compare", "one_call", "--reps", "1", "--backends", "zmq", "--json", str(path))
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
-    assert report["schema"] == 1
+    assert report["schema"] == 2
     assert report["backends"] == ["zmq"]
     assert report["repetitions"] == 1
     assert report["machine"]["processors"] >= 1
@@ -40,6 +42,21 @@ def test_compare_writes_every_sample_and_the_ratios(tmp_path: Path) -> None:
     assert "wait() from a plain script" in done.stdout
 
 
+@pytest.mark.live
+def test_the_prototype_measures_its_cases() -> None:
+    cases = ("one_call", "in_flight", "fan_out", "transfers")
+    done = benchmarks("compare", *cases, "--reps", "1", "--backends", "prototype")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+@pytest.mark.parametrize("window", [1, 16])
+def test_queue_of_the_prototype_passes_all_items(size: int, window: int) -> None:
+    code = f"from benchmarks.raw.prototype import rate; assert rate({size}, 200, {window}) > 0"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=80)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_unknown_case_or_backend_is_named_with_those_that_exist() -> None:
     done = benchmarks("compare", "one_cal", "--backends", "zmq")
     assert done.returncode == 64
@@ -48,7 +65,7 @@ def test_an_unknown_case_or_backend_is_named_with_those_that_exist() -> None:
     done = benchmarks("compare", "one_call", "--backends", "zqm")
     assert done.returncode == 64
     assert "zqm" in done.stderr
-    assert "ours, zmq, ray" in done.stderr
+    assert "ours, zmq, prototype, ray" in done.stderr
 
 
 def test_a_named_interpreter_for_ray_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -43,10 +43,22 @@ def test_a_rate_is_reached_from_the_other_side(ours: float, reached: bool) -> No
     assert row(RATE, session("ours", rate=ours), session("zmq", rate=100)).reached is reached
 
 
-def test_without_a_ratio_that_is_asked_for_there_is_no_verdict() -> None:
-    got = row(CALL, session("ours", call=100), session("zmq", ping=80))
+@pytest.mark.parametrize(("ours", "reached"), [(160, True), (161, False)])
+def test_a_missing_ray_leaves_the_verdict_to_raw(ours: float, reached: bool) -> None:
+    got = row(CALL, session("ours", call=ours), session("zmq", ping=80))
     assert got.ray_ours is None
-    assert got.reached is None
+    assert got.reached is reached
+
+
+@pytest.mark.parametrize(("ours", "reached"), [(80, True), (79, False)])
+def test_the_prototype_is_a_target_of_its_own(ours: float, reached: bool) -> None:
+    figure = dataclasses.replace(RATE, reach_prototype=0.8)
+    got = row(figure, session("ours", rate=ours), session("zmq", rate=100), session("prototype", rate=100))
+    assert (got.ours_prototype, got.reached) == (ours / 100, reached)
+
+
+def test_without_any_ratio_there_is_no_verdict() -> None:
+    assert row(CALL, session("ours", call=100)).reached is None
 
 
 def test_figures_that_nobody_gave_have_no_row() -> None:
@@ -56,8 +68,8 @@ def test_figures_that_nobody_gave_have_no_row() -> None:
 def test_a_rows_text_says_which_way_is_reached() -> None:
     report = summary.as_json([CASE], [session("ours", call=100, rate=5), session("zmq", ping=80)], 1, ["ours"], {}, "x")
     call, rate = (table.cells(line) for line in report["rows"])  # type: ignore[attr-defined]
-    assert call == ["one call", "100 us", "80 us", "-", "1.25", "≤ 2", "-", "≥ 4", ""]
-    assert rate[5] == "≥ 0.5"
+    assert call == ["one call", "100 us", "80 us", "", "-", "-", "1.25", "≤ 2", "-", "", "-", "≥ 4", "yes"]
+    assert rate[7] == "≥ 0.5"
 
 
 @pytest.mark.parametrize(
