@@ -52,7 +52,8 @@ class SharedCalls:
         send: sends a frame to the peer at the other end of a link.
 
     Attributes:
-        held: what waits on each link, in order; the first is a SharedCall whose parts are not there.
+        held: what waits on each link, in order; the first is a SharedCall whose parts are not there. A link is here
+            until all of it is handled, so other threads leave the frames of a link that is here to the loop.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class SharedCalls:
                     first = entry is waiting[0]
                     waiting.remove(entry)
                     if first:
-                        self._go_on(link)
+                        self._go_on(link, waiting)
                     return True
         waiting.append((frame, parts))
         return True
@@ -97,11 +98,10 @@ class SharedCalls:
     def take(self, key: Key, parts: AuthenticatedParts) -> None:
         """Run the call with this caller and number if it waits for these parts; else keep them for it."""
         for link, waiting in self.held.items():
-            first, small = waiting[0]
+            first, _ = waiting[0]
             if isinstance(first, frames.SharedCall) and (client_of(link), first.id) == key:
-                waiting.popleft()
-                self._run(link, first, small, parts)
-                self._go_on(link)
+                self._early[key] = parts
+                self._go_on(link, waiting)
                 return
         self._early[key] = parts
         if len(self._early) > EARLY:
@@ -117,15 +117,27 @@ class SharedCalls:
         call = frames.Call(frame.id, frame.method, frame.deadline_s)
         self._handle(link, call, AuthenticatedParts([*small, *large]))
 
-    def _go_on(self, link: bytes) -> None:
+    def _go_on(self, link: bytes, waiting: _Waiting) -> None:
         """Handle what waits on a link, up to the next call whose parts are not there."""
-        waiting = self.held.pop(link)
+        loop = asyncio.get_running_loop()
         while waiting:
-            frame, parts = waiting.popleft()
-            self._handle(link, frame, parts)
-            if link in self.held:  # it was such a call
-                self.held[link].extend(waiting)
-                return
+            frame, parts = waiting[0]
+            try:
+                if isinstance(frame, frames.SharedCall):
+                    large = self._early.pop((client_of(link), frame.id), None)
+                    if large is None:
+                        loop.call_later(WAIT_S, self._want, link, frame.id)
+                        return
+                    waiting.popleft()
+                    self._run(link, frame, parts, large)
+                else:
+                    waiting.popleft()
+                    self._handle(link, frame, parts)
+            except BaseException:
+                loop.call_soon(self._go_on, link, waiting)  # what waits belongs to other calls
+                raise
+        if self.held.get(link) is waiting:
+            del self.held[link]  # last: until then no other thread handles frames of this link
 
     def _want(self, link: bytes, id: int) -> None:
         waiting = self.held.get(link)

@@ -259,7 +259,7 @@ class WorkerServer:
     def _received_anywhere(self, peer: bytes, header: bytes, parts: list[Buffer]) -> bool:
         """Handle a message on the thread that reads, and return True, if its kind allows that. Any thread."""
         lending = self._members.get(peer)
-        if lending is None or peer in self._bulk:
+        if lending is None or peer in self._bulk or peer in self.shared_calls.held:
             return False
         try:
             frame = frames.decode(own_header(header))
