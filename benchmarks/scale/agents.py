@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import sys
 import tempfile
@@ -29,8 +30,9 @@ STDERR_TAIL = ["a line of some length, as a traceback has"] * 5
 class SimulatedWorkers:
     """Stands in for `agentd.workers.Workers`: reports workers as ready without starting a process."""
 
-    def __init__(self, agents: Agents, session: Session) -> None:
+    def __init__(self, agents: Agents, node: int, session: Session) -> None:
         self._agents = agents
+        self._node = node
         self._session = session
         self.ids: dict[str, None] = {}
 
@@ -38,7 +40,7 @@ class SimulatedWorkers:
         loop = asyncio.get_running_loop()
         for spec in order.workers:
             self.ids[spec.id] = None
-            ready = WorkerReady(spec.id, 4000, self._agents.worker_endpoint, 5000, 6000)
+            ready = WorkerReady(spec.id, 4000, self._agents.new_endpoint(self._node), 5000, 6000)
             loop.call_soon(self._session.report, ready)  # as of a process: after the order was handled
 
     def stop(self, ids: list[str], grace_s: float, reason: str = "") -> None:
@@ -72,13 +74,27 @@ class Agents:
         self._network = ZmqNetwork(self._loop, Security.toward(head, Settings.load(), "agent"))
         self._folder = tempfile.TemporaryDirectory(prefix="scale-")
         self._listener = self._network.listener(self._answer_as_worker)
-        self.worker_endpoint = Endpoint(host_key(), self._listener.bind(f"ipc://{self._folder.name}/workers"))
+        self._ipc = self._listener.bind(f"ipc://{self._folder.name}/workers")
+        keyed = self._network._security.pair is not None
+        # the socket runs nothing, so others may reach it; it needs all addresses of 127.0.0.0/8
+        self._port = 0 if keyed else int(self._listener.bind("tcp://0.0.0.0:0").rpartition(":")[2])
+        self._addresses = itertools.count(1 << 16)
         self._registered: dict[int, float] = {}
         self._awaited = count
         self._all_registered = asyncio.Event()
         self._workers: list[SimulatedWorkers] = [None] * count  # type: ignore[list-item]
         self._sessions: list[Session] = [self._new_session(n) for n in range(count)]
         self._running: list[asyncio.Task[Any]] = []
+
+    def new_endpoint(self, n: int) -> Endpoint:
+        """Return an address for a worker of node *n*: on another machine, with an address of its own.
+
+        With keys it is on this machine, because only the workers of a job have the job's key.
+        """
+        if not self._port:
+            return Endpoint(host_key(), self._ipc)
+        at = next(self._addresses)
+        return Endpoint(f"host-{n}", tcp=f"tcp://127.{at >> 16 & 255}.{at >> 8 & 255}.{at & 255}:{self._port}")
 
     def _new_session(self, n: int) -> Session:
         ip = f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
@@ -89,7 +105,7 @@ class Agents:
         session = Session(
             self._network, self._head, report, keeps=True, on_registered=lambda: self._on_registered(n, session)
         )
-        self._workers[n] = SimulatedWorkers(self, session)
+        self._workers[n] = SimulatedWorkers(self, n, session)
         session.attach(cast(Workers, self._workers[n]))
         return session
 

@@ -204,3 +204,21 @@ async def test_what_is_sent_after_the_last_message_leaves_with_the_answers(kind,
     link.send(b"question")
     assert [await asyncio.wait_for(arrived.get(), 20), arrived.get_nowait()] == [b"answer", b"notice"]
     network.close()
+
+
+RUN_DAEMON = """
+import asyncio
+from rlinf_actors.net.daemon import run_daemon
+
+async def serve():
+    print(type(asyncio.get_running_loop()).__module__)
+    return 3
+
+raise SystemExit(run_daemon(serve))
+"""
+
+
+def test_daemons_run_on_uvloop():
+    pytest.importorskip("uvloop")
+    done = subprocess.run([sys.executable, "-c", RUN_DAEMON], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (3, "uvloop"), done.stderr
