@@ -25,6 +25,7 @@ MEMORY = {
     "agentd/keeper.py", "rlinf_actors/hardware/egl.py",
     "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/doctor.py",
     "rlinf_actors/environ_block.py", "rlinf_actors/net/shared_memory.py",
+    "rlinf_actors/net/descriptors.py", "rlinf_actors/net/mapping.py",
     "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost_errors.py", "rlinf_actors/messaging/contents.py",
     "rlinf_actors/messaging/pieces.py",
     "rlinf_actors/messaging/cuda_ipc.py", "rlinf_actors/wire/payload.py", "rlinf_actors/template/child_setup.py",
@@ -43,12 +44,17 @@ def of_struct(call):
     return isinstance(function, ast.Attribute) and function.attr in CODERS and ast.unparse(function.value) == "struct"
 
 
+def is_text(argument):
+    return isinstance(argument, (ast.Constant, ast.JoinedStr))
+
+
 def test_struct_formats_name_their_byte_order_except_for_kernel_structs():
     native = set()
     for path in SOURCES:
         for call in filter(of_struct, calls(path)):
-            assert isinstance(call.args[0], ast.Constant), f"{path}:{call.lineno}: say the format there"
-            if call.args[0].value[0] not in "<>!":
+            said = ast.unparse(call.args[0]).removeprefix("f")[1:2] if is_text(call.args[0]) else ""
+            assert said, f"{path}:{call.lineno}: say the format there"
+            if said not in "<>!":
                 native.add(str(path.relative_to(ROOT)))
     assert native - NATIVE == set(), "name the byte order (<), or list them if the structure never leaves the machine"
     assert NATIVE - native == set()
