@@ -1,8 +1,8 @@
-"""Buffer, the type of bytes that are sent and received without interpretation, and functions for received buffers."""
+"""Buffer, the type of bytes that are sent and received without interpretation, and functions for buffers."""
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Any, Union
 
 Buffer = Union[bytes, bytearray, memoryview]
 
@@ -21,3 +21,16 @@ def keepable(part: Buffer) -> Buffer:
 def lent(part: Buffer) -> bool:
     """Return True if *part* is a view of memory that its sender shares with this process."""
     return type(part) is memoryview and hasattr(part.obj, "crowded")
+
+
+def constant(part: memoryview) -> bool:
+    """Return True if *part* is read-only, and so is everything that it is a view of."""
+    owner: Any = part
+    while owner is not None and not isinstance(owner, bytes):
+        try:
+            if not memoryview(owner).readonly:
+                return False
+        except (TypeError, ValueError, BufferError):  # it does not tell
+            return False
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return True

@@ -39,7 +39,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
-from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.model.buffers import Buffer, constant, keepable
 from rlinf_actors.wire.pickle_stream import LONG, split
 
 
@@ -328,7 +328,7 @@ def decode_call(parts: AuthenticatedParts) -> tuple[Sequence[Any], dict[str, Any
 def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     def keep(raw: memoryview) -> Buffer:
         # a snapshot: another thread sends it later, and the owner may reuse its memory meanwhile
-        return raw if copy is None or raw.readonly or is_private(raw) else copy(raw)
+        return raw if copy is None or constant(raw) or is_private(raw) else copy(raw)
 
     try:
         events: list[Any] = []

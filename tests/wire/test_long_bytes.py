@@ -67,6 +67,44 @@ def test_bytearray_is_a_snapshot_and_stays_one_object():
     data.extend(b"x")  # no view of it is left
 
 
+def read_only(array):
+    array.setflags(write=False)
+    return array
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda data: memoryview(data).toreadonly(),
+        lambda data: memoryview(memoryview(data).toreadonly())[:-1],
+        lambda data: read_only(np.frombuffer(data, np.uint8)),
+        lambda data: np.frombuffer(memoryview(data).toreadonly(), np.uint8)[:-1],
+    ],
+    ids=["memoryview", "slice", "array", "array of a view"],
+)
+def test_read_only_view_of_memory_that_may_change_is_a_snapshot(view):
+    data = bytearray(LONG)
+    parts = encode_call((view(data),), {})
+    data[0] = 1
+    assert decode_call(AuthenticatedParts(parts))[0][0][0] == 0
+
+
+def test_read_only_array_of_dates_is_a_snapshot():
+    """Such an array does not tell by the buffer protocol whether it is read-only."""
+    dates = np.zeros(LONG // 8, "datetime64[s]")
+    view = read_only(dates.view(np.int64))
+    parts = encode_call((view,), {})
+    dates[0] = 1
+    assert decode_call(AuthenticatedParts(parts))[0][0][0] == 0
+
+
+def test_array_over_bytes_is_not_copied():
+    data = bytes(LONG)
+    parts, allocated = peak(lambda: encode_call((np.frombuffer(data, np.uint8)[1:], memoryview(data)), {}))
+    assert len(parts) == 3
+    assert allocated < LONG // 8
+
+
 @pytest.mark.parametrize("length", [1, LONG])
 def test_memoryview_arrives_as_bytes(length):
     data = bytes(range(256)) * (-(-length // 256))
