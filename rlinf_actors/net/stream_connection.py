@@ -24,6 +24,8 @@ BUFFERS = 1024
 """Most buffers of one system call (IOV_MAX)."""
 DESCRIPTORS = 4
 """Most descriptors that are received with one read. The kernel closes further ones."""
+UNASKED = 1
+"""Most descriptors that a peer that has not joined may have passed: its arena's comes right behind its Join."""
 
 _ANCILLARY = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
 _SENDING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -41,6 +43,7 @@ class Connection:
     Attributes:
         socket, fd: the socket and its descriptor.
         reader: finds the chunks in what arrives.
+        joined: True once the peer has joined (`StreamListener.admit`).
         identity: identity of the link at the other end, b"" while unknown, and on the link itself.
         writing: True while the loop waits until it can send the rest.
     """
@@ -51,6 +54,7 @@ class Connection:
         self.fd = connection.fileno()
         self.reader = ChunkReader(most)
         self.identity = b""
+        self.joined = False
         self._on_readable = on_readable
         self.writing = False
         self._unsent: collections.deque[tuple[memoryview, Sequence[Descriptor]]] = collections.deque()
@@ -157,6 +161,8 @@ class Connection:
                 found = array("i")
                 found.frombytes(content[: len(content) // found.itemsize * found.itemsize])
                 self._passed.extend(map(part_of, found))
+                if len(self._passed) > UNASKED and not self.joined:
+                    raise OSError(errno.EMFILE, "a peer that has not joined passes descriptors")
         return self.reader.feed(data) if data else None
 
     def placed(self, big: list[Buffer]) -> list[Buffer]:

@@ -5,9 +5,9 @@ nothing there uses ZeroMQ (`net.local_network`). The kernel copies the bytes fro
 stands between them. `net.message_socket` has the rules of all sockets; a chunk is laid out by `net.stream_framing`.
 
 *Connections.* The first chunk of a connection is the HELLO with the identity of the link. The kernel tells the user of
-each end, and another user than ours (or root) is cut off. A connection that says no HELLO within HANDSHAKE_S ends, and
-only PENDING of them wait. Until its peer has joined (`admit`) a connection accepts chunks of STRANGER bytes only. Bytes
-that are no chunk end the connection. A second connection with the same identity replaces the first.
+each end, and another user than ours (or root) is cut off. A connection whose peer does not join (`admit`) ends soon
+(`net.stream_strangers`). Until then it accepts chunks of STRANGER bytes, and one descriptor. Bytes that are no chunk
+end the connection. A second connection with the same identity replaces the first.
 
 *Sending.* A system call takes as much as the kernel's buffer has room for. The rest waits in `_unsent`, and the loop
 writes it when the peer has read; later messages queue behind it. Nothing blocks. The buffers of a message that waits
@@ -41,6 +41,7 @@ from rlinf_actors.net import fault_injection
 from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage, OnRejected, OnReset
 from rlinf_actors.net.message_socket import Messages, MessageSocket
 from rlinf_actors.net.stream_connection import Connection
+from rlinf_actors.net.stream_strangers import Strangers
 from rlinf_actors.net.unix_sockets import SUFFIX, peer_of
 
 if TYPE_CHECKING:
@@ -60,9 +61,6 @@ STRANGER = 64 << 10
 """Most bytes of a chunk of a peer that has not joined."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Most bytes of a chunk of a peer that has joined: the memory of this machine."""
-HANDSHAKE_S = 5.0
-PENDING = 256
-"""Most connections that have not said HELLO. A further one replaces the oldest."""
 BACKLOG = 4096
 ACCEPTS = 64
 """Most connections that are accepted in one turn of the loop."""
@@ -258,8 +256,7 @@ class StreamListener(StreamSocket):
         super().__init__(network, on_message, on_failed, on_any_thread)
         self._listening: list[tuple[socket.socket, str, int]] = []  # with path and inode
         self._peers: dict[bytes, Connection] = {}
-        self._silent: dict[Connection, float] = {}  # those that have not said HELLO, with their deadlines
-        self._timer: asyncio.TimerHandle | None = None
+        self._strangers = Strangers(self._loop, self._close)
         self._resume: asyncio.TimerHandle | None = None
 
     def __contains__(self, peer: bytes) -> bool:
@@ -290,7 +287,7 @@ class StreamListener(StreamSocket):
         """Accept chunks of any size from *peer* from now on, because it has joined."""
         connection = self._peers.get(peer)
         if connection is not None:
-            connection.reader.most = MEMORY
+            self._strangers.joined(connection, MEMORY)
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._send(peer, header, parts, now)
@@ -317,21 +314,8 @@ class StreamListener(StreamSocket):
                 accepted.close()
                 continue
             connection = Connection(accepted, HELLO_BYTES, self._read)
-            self._silent[connection] = self._loop.time() + HANDSHAKE_S
             self._open(connection)
-            if len(self._silent) > PENDING:
-                self._close(next(iter(self._silent)))
-            if self._timer is None:
-                self._timer = self._loop.call_later(HANDSHAKE_S, self._end_silent)
-
-    def _end_silent(self) -> None:
-        """End the connections whose deadline has passed, and come back for the others."""
-        self._timer, now = None, self._loop.time()
-        for connection, deadline in list(self._silent.items()):
-            if deadline > now:
-                self._timer = self._loop.call_at(deadline, self._end_silent)
-                return
-            self._close(connection)
+            self._strangers.add(connection)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Accept nothing for a moment, since no descriptor is left: the loop would be called again at once."""
@@ -350,19 +334,19 @@ class StreamListener(StreamSocket):
         if big or identity == said or not identity:
             raise RemoteWireError("the first chunk of a connection is no HELLO")
         with self._lock:
-            self._silent.pop(connection, None)
             connection.identity, connection.reader.most = identity, STRANGER
             before, self._peers[identity] = self._peers.get(identity), connection
             if again:
                 with contextlib.suppress(OSError):  # broken already: its reader ends it
                     connection.send_chunk(NOTHING)
         if before is not None:
-            connection.reader.most = before.reader.most
+            if before.joined:
+                self._strangers.joined(connection, MEMORY)
             self._end(before)
         return True
 
     def _ended(self, connection: Connection) -> None:
-        self._silent.pop(connection, None)
+        self._strangers.discard(connection)
         if self._peers.get(connection.identity) is connection:
             del self._peers[connection.identity]
 
@@ -372,9 +356,9 @@ class StreamListener(StreamSocket):
             listening.close()
 
     def close(self, linger_ms: int = 0) -> None:
-        for timer in (self._resume, self._timer):
-            if timer is not None:
-                timer.cancel()
+        self._strangers.close()
+        if self._resume is not None:
+            self._resume.cancel()
         for listening, path, inode in self._listening:
             self._loop.remove_reader(listening.fileno())
             listening.close()
@@ -478,6 +462,7 @@ class StreamLink(StreamSocket):
                 self._loop.call_soon(self._on_rejected, "a process of another user listens there", True)
             return
         connection = Connection(stream, MEMORY, self._read)
+        connection.joined = True
         self._open(connection)
         with self._lock:
             with contextlib.suppress(OSError):  # broken already: its reader ends it

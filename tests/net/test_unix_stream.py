@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
 import sys
 import threading
+import time
 
 import net_kit
 import pytest
@@ -15,10 +17,11 @@ from descriptor_kit import descriptors_left
 from stream_kit import World, chunk, closed, descriptors, until, world
 
 from rlinf_actors import forks
-from rlinf_actors.net import framing, unix_stream
+from rlinf_actors.net import framing, stream_strangers, unix_stream
 from rlinf_actors.net.descriptors import descriptor_of, part_of
 from rlinf_actors.net.local_network import LocalNetwork
-from rlinf_actors.net.unix_stream import HELLO, PENDING, STRANGER, StreamLink
+from rlinf_actors.net.stream_strangers import PENDING
+from rlinf_actors.net.unix_stream import HELLO, STRANGER, StreamLink
 from rlinf_actors.net.zmq_network import ZmqNetwork
 
 
@@ -136,16 +139,59 @@ async def test_silent_connections_are_bounded_and_end(streams: World, monkeypatc
     silent = [streams.stranger() for _ in range(PENDING + 20)]
     await until(lambda: streams.connections == PENDING)
     assert await closed(silent[0]), "the oldest makes room"
-    monkeypatch.setattr(unix_stream, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(stream_strangers, "HANDSHAKE_S", 0.05)
     late = streams.stranger()
-    streams.listener._streams._timer.cancel()
-    streams.listener._streams._end_silent()
+    streams.listener._streams._strangers.close()
+    streams.listener._streams._strangers._look()
     link, _ = streams.link()
     link.send(b"hello")
     await streams.heard.until(1)
     for stream in (late, *silent[1:]):
         stream.close()
     await until(lambda: streams.connections == 1)
+
+
+async def test_strangers_that_never_join_are_bounded_and_end(streams: World, monkeypatch) -> None:
+    monkeypatch.setattr(stream_strangers, "PENDING", 20)
+    monkeypatch.setattr(stream_strangers, "HANDSHAKE_S", 0.3)
+    link, _ = streams.link()
+    link.send(b"1")
+    await streams.heard.until(1)
+    strangers = [streams.stranger(b"%d" % n) for n in range(60)]
+    await until(lambda: 0 < streams.connections <= 21)
+    for stranger in strangers:
+        assert await closed(stranger)
+    link.send(b"2")
+    await streams.heard.until(2)
+    await until(lambda: streams.connections == 1)
+
+
+async def test_joins_that_come_while_the_listeners_loop_stands_still_are_in_time(streams: World, monkeypatch) -> None:
+    monkeypatch.setattr(stream_strangers, "HANDSHAKE_S", 0.1)
+    link, _ = streams.link(join=False)
+    await until(lambda: b"me" in streams.listener._streams)
+    link.send(net_kit.JOIN, now=True)
+    time.sleep(0.8)  # noqa: ASYNC251 - the loop stands still
+    link.send(b"1")
+    await streams.heard.until(1)
+    await asyncio.sleep(0.3)
+    link.send(b"2")
+    await streams.heard.until(2)
+    assert streams.resets == 0
+
+
+async def test_stranger_that_passes_descriptors_is_cut_off(streams: World) -> None:
+    before = descriptors()
+    for identity in (b"", b"x"):
+        stranger = streams.stranger(identity)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for byte in chunk(HELLO + bytes(300)):
+                socket.send_fds(stranger, [bytes([byte])], [0, 1, 2])
+                await asyncio.sleep(0.001)
+        assert await closed(stranger)
+        stranger.close()
+    await until(lambda: streams.connections == 0)
+    assert descriptors() <= before
 
 
 async def test_storm_of_links_is_accepted(streams: World) -> None:
