@@ -50,9 +50,10 @@ from rlinf_actors.messaging.group_starts import GroupStarts
 from rlinf_actors.messaging.mailbox import ArrivedMessage, Key, Mailbox, Recent
 from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
 from rlinf_actors.messaging.peer_watch import PeerWatch
-from rlinf_actors.messaging.pieces import ArrivingPart, ReceiveInto
+from rlinf_actors.messaging.pieces import ArrivingPart
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
+from rlinf_actors.messaging.receive_into import ReceiveInto
 from rlinf_actors.messaging.routes import CPU, LANE
 from rlinf_actors.messaging.tensor_receiver import IncomingTensors, Reply, TensorReceiver
 from rlinf_actors.messaging.tensor_sender import TensorSender
@@ -336,6 +337,8 @@ class Messenger:
             self._give(posted, message)
         elif not wanted:
             self._return_credit(message)
+        if isinstance(tensors, IncomingTensors):
+            self.tensor_receiver.begin(link, frame, tensors)  # last: the receive may have offered its tensor
 
     def _arriving(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> ArrivingPart:
         key = (link, frame.id, frame.n)
@@ -424,10 +427,7 @@ class Messenger:
     # --- workers that are gone ---
 
     def watch(self, peer: Peer) -> None:
-        """Fail all receives, sends and broadcasts that need the worker *peer* as soon as that worker is gone.
-
-        Returns at once.
-        """
+        """Fail all receives, sends and broadcasts that need the worker *peer* as soon as that worker is gone."""
         with self._lock:
             if peer in self._watched:
                 return

@@ -6,34 +6,23 @@ sender's thread then writes the block, and reports each piece by a Written frame
 are reported, so both copies run at once, and the whole takes one copy and one piece.
 
 The receive gets its message when the last piece is written, as if the message came only then. What was copied before is
-no more than a head start (`ReceiveInto`): a receive that is cancelled or times out gives the message back, and every
-other kind of receive just waits. If the sender dies, or its connection is lost, the message fails (`ArrivingPart`).
+no more than a head start (`messaging.receive_into`): a receive that is cancelled or times out gives the message back,
+and every other kind of receive just waits. If the sender dies, or its connection is lost, the message fails
+(`ArrivingPart`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import queue
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlinf_actors.errors import CallTimeoutError, ConnectionLostError
-from rlinf_actors.messaging import contents
-from rlinf_actors.messaging.mailbox import ArrivedMessage
-from rlinf_actors.messaging.receive import PendingReceive
-from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.shared_memory import copy
 from rlinf_actors.runtime.future import Promise
-from rlinf_actors.wire import payload
 from rlinf_actors.wire.payload import AuthenticatedParts
-
-if TYPE_CHECKING:
-    from rlinf_actors.messaging.messenger import Messenger
 
 PIECE = 4 << 20
 """Bytes that are written between two reports. A report costs both processes about 50 us, a piece some 400 us."""
@@ -105,73 +94,3 @@ class ArrivingPart(Promise[None]):
         """Wait until the part is written. Raises PeerDiedError if the sender died before. No tensors are beside it."""
         self.wait()
         return []
-
-
-class ReceiveInto(PendingReceive):
-    """A receive into a given tensor, on a thread that waits for it. That thread copies pieces while they are written.
-
-    *target* is the tensor. Only the thread that calls `wait` uses the attributes below `_begun`.
-    """
-
-    def __init__(self, what: str, messenger: Messenger, sender: WorkerAddress, target: Any) -> None:
-        super().__init__(what, messenger, sender, partial(contents.copy_into, target, sender=sender.get_name()))
-        self._target = target
-        self._arriving: ArrivingPart | None = None
-        self._begun: Promise[None] = Promise(what)
-        self._on_done(partial(self._begun.resolve, None))
-        self._copied: ArrivingPart | None = None  # all of it is in the target
-
-    def begins(self, message: ArrivedMessage) -> None:
-        if isinstance(message.tensors, ArrivingPart):
-            self._arriving = message.tensors
-            self._begun.resolve(None)
-
-    def _wait(self, timeout: float | None) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(CallTimeoutError):  # raised below
-            self._begun.wait(timeout)
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None and self._copy(arriving, deadline):
-            self._copied = arriving
-        return super()._wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-
-    def _copy(self, arriving: ArrivingPart, deadline: float | None) -> bool:
-        """Copy the pieces of *arriving* into the target as they are written. Return True if all were copied."""
-        source = self._source(arriving)
-        if source is None:
-            return False
-        reports: queue.SimpleQueue[int] = queue.SimpleQueue()
-        arriving.follow(reports.put)
-        start, target, done = source.data_ptr(), self._target.data_ptr(), 0
-        while done < arriving.size:
-            try:
-                upto = reports.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return False
-            if upto < 0:
-                return False
-            if upto > done:
-                ctypes.memmove(target + done, start + done, upto - done)
-                done = upto
-        return True
-
-    def _source(self, arriving: ArrivingPart) -> Any:
-        """Return the tensor that arrives, over memory that is not written yet; None if it cannot be copied as bytes."""
-        try:
-            received = payload.decode(arriving.parts)
-            contents.check_into(self._target, received, "")
-        except Exception:  # noqa: BLE001 - raised again when the message is complete
-            return None
-        start = ctypes.addressof(ctypes.c_ubyte.from_buffer(arriving.parts[-1]))
-        plain = contents.is_plain(self._target) and contents.is_plain(received)
-        whole = received.data_ptr() == start and received.numel() * received.element_size() == arriving.size
-        return received if plain and whole else None
-
-    def _make_result(self, value: None) -> Any:
-        message = self._message
-        if message is None or message.tensors is None or message.tensors is not self._copied:
-            return super()._make_result(value)
-        with self._guard:
-            self._message = None
-        self._copied = None
-        return None

@@ -239,12 +239,14 @@ are copies of ProcessGroupNCCL (XCCL, HCCL, MCCL) have the methods of the torch 
 
 def abort(group: Any) -> None:
     """Abort the operations of *group*, if its back-end has a method for that. Any thread."""
-    for name in ABORTS:
-        method = getattr(group, name, None)
-        if method is not None:
-            with contextlib.suppress(RuntimeError):  # it has failed by itself
-                method()
-            return
+    method = _abort_method(group)
+    if method is not None:
+        with contextlib.suppress(RuntimeError):  # it has failed by itself
+            method()
+
+
+def _abort_method(group: Any) -> Any:
+    return next((getattr(group, name) for name in ABORTS if hasattr(group, name)), None)
 
 
 class Wire:
@@ -252,6 +254,11 @@ class Wire:
 
     def __init__(self, group: Any) -> None:
         self.group = group
+
+    @property
+    def can_abort(self) -> bool:
+        """True if `abort` ends the group's operations."""
+        return _abort_method(self.group) is not None
 
     def send(self, tensors: Sequence[Any]) -> None:
         """Send the tensors in order, on the current stream."""

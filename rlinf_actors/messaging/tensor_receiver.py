@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors import exhaustion
-from rlinf_actors.errors import PeerDiedError
+from rlinf_actors.errors import CallTimeoutError, PeerDiedError
 from rlinf_actors.messaging import cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error
 from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TAKE_BACK_S = 5.0
+"""Seconds that a receive which was withdrawn waits for a tensor that is arriving in its memory."""
 Reply = Callable[[bytes, frames.AnyFrame], None]
 """Sends a frame on the link, named by its identity, on which a message arrived."""
 
@@ -45,12 +47,17 @@ Reply = Callable[[bytes, frames.AnyFrame], None]
 class IncomingTensors(Promise[None]):
     """The tensors that travel beside one message. Done when the tensors sent by a lane have arrived or are lost.
 
+    A receive may offer memory of its own for the tensor (`offer`), until it takes the memory back (`take_back`).
+
     Args:
         what: names the tensors in error texts.
         transfer: the header that describes the tensors.
         parts: parts of the message.
         receiver: the TensorReceiver of this worker.
         release: called when this worker no longer uses the sender's memory; tells the sender.
+
+    Attributes:
+        in_target: True if the tensor is in the memory that was offered.
     """
 
     def __init__(
@@ -73,8 +80,18 @@ class IncomingTensors(Promise[None]):
         lent = any(header.path in (routes.IPC, routes.LOCAL) for header in headers)
         self._lease = cuda_ipc.MemoryLease(release) if lent else None
         self._by_lane = [header for header in headers if header.path == routes.LANE]
+        self._guard = threading.Lock()
+        self._running: threading.Event | None = None  # set when the lane is no longer writing
+        self._target: DetachedTensors | None = None
+        self._stop: Callable[[], None] = lambda: None
+        self.in_target = False
         if not self._by_lane:
             self.resolve(None)
+
+    def join(self, lane: OpenLane, broke: Callable[[Lane, Exception], None]) -> None:
+        """Receive by *lane*. *broke* reports a failure of the lane. Loop thread only."""
+        self._stop = lambda: broke(lane.lane, CallTimeoutError("the receiver has withdrawn its tensor"))
+        lane.lane.post(self)
 
     def run(self, wire: Wire) -> None:
         """Receive the tensors of this message that come by the lane. Runs on the lane's thread."""
@@ -82,15 +99,68 @@ class IncomingTensors(Promise[None]):
 
         kind = self._by_lane[0].kind
         device = torch.device("cpu" if kind == "cpu" else f"{kind}:{self._receiver.devices.get().home}")
-        with own_stream(device):
-            buffers = [torch.empty(header_bytes(one), dtype=torch.uint8, device=device) for one in self._by_lane]
-            wire.recv(buffers)
-        self._buffers = iter(buffers)
+        ended = threading.Event()
+        with self._guard:
+            if self._target is not None and not (wire.can_abort and self._fits(self._target.tensors[0], device)):
+                self._target = None
+            self._running, target = ended, self._target
+        try:
+            with own_stream(device):
+                if target is None:
+                    buffers = [
+                        torch.empty(header_bytes(one), dtype=torch.uint8, device=device) for one in self._by_lane
+                    ]
+                else:
+                    target.wait_ready(device)
+                    buffers = [as_bytes(target.tensors[0])]
+                wire.recv(buffers)
+            self._buffers = iter(buffers)
+            self.in_target = target is not None
+        finally:
+            ended.set()
         self.resolve(None)
 
     def fail(self, error: Exception) -> None:
         """Fail the receive of this message, because its lane has ended. Any thread."""
         self.reject(error)
+
+    def offer(self, target: DetachedTensors) -> None:
+        """Let the lane receive into *target*, the one tensor of the message, if that fits. Any thread.
+
+        If the lane has begun to receive, do nothing. `in_target` is True afterwards if the tensor is in *target*.
+        """
+        with self._guard:
+            if self._running is None:
+                self._target = target
+
+    def take_back(self) -> None:
+        """Stop writing to the target that was offered, before its user gets it back. Not on the loop thread.
+
+        If the tensor is in the target, copy it, for another receive. If it is arriving, wait for it for TAKE_BACK_S;
+        then end the lane, which fails this transfer and the later ones of the lane at both ends.
+        """
+        with self._guard:
+            running, target = self._running, self._target
+            if running is None:
+                self._target = None
+        if running is None or target is None:
+            return
+        if not running.wait(TAKE_BACK_S):
+            self._stop()
+            if not running.wait(TAKE_BACK_S):
+                log.error("%s: its lane does not end, and may still write to the tensor of recv_tensor()", self._what)
+        if self.in_target:
+            with own_stream(target.tensors[0].device):
+                self._buffers = iter([as_bytes(target.tensors[0]).clone()])
+            self.in_target = False
+        self._target = None
+
+    def _fits(self, target: Any, device: Any) -> bool:
+        """Return True if the only tensor of this message can be received into *target*, by a lane of *device*."""
+        header = self.transfer.tensors[0]
+        dtype = str(target.dtype).removeprefix("torch.")
+        alike = (dtype, list(target.shape), target.device) == (header.dtype, list(header.shape), device)
+        return alike and len(self.transfer.tensors) == 1
 
     def tensors(self) -> list[Any]:
         """Return the tensors in the order of their numbers, ready for use on this thread's current streams.
@@ -225,17 +295,22 @@ class TensorReceiver:
         exhaustion.start(threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True))
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> IncomingTensors:
-        """Begin to receive the tensors beside a message that has arrived, and return them. Loop thread only."""
+        """Return the tensors beside a message that has arrived. `begin` then receives them. Loop thread only."""
         transfer = frame.transfer
         assert transfer is not None
 
         def release() -> None:
             self._reply(link, frames.Released(transfer.sender, transfer.n))
 
-        incoming = IncomingTensors(f"a tensor from {frame.src}", transfer, parts, self, release)
-        if any(header.path == routes.LANE for header in transfer.tensors):
-            self._lane(link, frame, transfer).lane.post(incoming)
-        return incoming
+        return IncomingTensors(f"a tensor from {frame.src}", transfer, parts, self, release)
+
+    def begin(self, link: bytes, frame: frames.UserMessage, incoming: IncomingTensors) -> None:
+        """Begin to receive by a lane the tensors that `arrived` has returned, in the order of the messages.
+
+        Loop thread only.
+        """
+        if any(header.path == routes.LANE for header in incoming.transfer.tensors):
+            incoming.join(self._lane(link, frame, incoming.transfer), self._lanes.broke)
 
     def lent_here(self, sender_id: int, number: int) -> Any:
         """Return the tensors of a message that this worker sent to itself, which are used in place.

@@ -321,7 +321,7 @@ class Messaging:
         sender = addressing.address(group, rank)
         if into is None:
             work = messenger.receive(sender)
-        elif not async_op and into.numel() * into.element_size() >= pieces.FROM:
+        elif not async_op and (into.device.type != "cpu" or into.numel() * into.element_size() >= pieces.FROM):
             work = messenger.receive_into(sender, into)
         else:
             name = sender.get_name()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from rlinf_actors.errors import GroupNotFoundError
 from rlinf_actors.messaging.broadcast import Broadcaster
@@ -36,7 +37,10 @@ class Io:
         self.submit(coroutine)
 
     def call(self, function, *args) -> None:
-        self.loop.call_soon(function, *args)
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def inside(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
 
 
 class Member:
@@ -49,10 +53,11 @@ class Member:
         self.state, self.exit = "running", None
         self.known: dict[str, RemoteGroup] = {}
         self.server = WorkerServer(world.network, self.id, self.name, "token")
-        endpoint = TransferEndpoint(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}))
+        endpoint = TransferEndpoint(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}), world.paths)
         self.messenger = Messenger(self, self.connected, self.server.answer, world.window, endpoint)
         self.messages: list[frames.UserMessage] = []
         self.server.serve((frames.UserMessage,), self.arrived)
+        self.server.serve((frames.Ask, frames.LaneEnded), self.messenger.tensor_receiver.handle)
         self.server.on_link_lost(self.messenger.link_lost)
         self.endpoint = self.server.bind(f"ipc://{self.id}")
         self.broadcaster = Broadcaster(self.messenger, WorkerAddress(group, rank))
@@ -98,9 +103,10 @@ class Member:
 
 
 class World:
-    """The workers, and what the head does for them."""
+    """The workers, and what the head does for them. *paths*: RLINF_ACTORS_PATHS of the workers."""
 
-    def __init__(self, window: int = WINDOW) -> None:
+    def __init__(self, window: int = WINDOW, paths: dict[str, str] | None = None) -> None:
+        self.paths = paths or {}
         self.network = MemoryNetwork(asyncio.get_running_loop())
         self.window = window
         self.groups: dict[str, list[Member]] = {}

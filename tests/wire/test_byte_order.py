@@ -27,7 +27,7 @@ MEMORY = {
     "rlinf_actors/environ_block.py", "rlinf_actors/net/shared_memory.py",
     "rlinf_actors/net/descriptors.py", "rlinf_actors/net/mapping.py",
     "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost_errors.py", "rlinf_actors/messaging/contents.py",
-    "rlinf_actors/messaging/pieces.py",
+    "rlinf_actors/messaging/receive_into.py",
     "rlinf_actors/messaging/cuda_ipc.py", "rlinf_actors/wire/payload.py", "rlinf_actors/template/child_setup.py",
     "rlinf_actors/worker/main.py", "rlinf_actors/worker/standstill.py",
     "rlinf_actors/worker/lease_guard.py",
