@@ -30,7 +30,7 @@ import msgspec
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import part_of
-from rlinf_actors.net.mapping import Mapping, mapped
+from rlinf_actors.net.mapping import mapped
 
 PAGE = 4096
 """Extents begin and end at multiples of this many bytes, so that each can be returned to the kernel on its own."""
@@ -125,7 +125,7 @@ def _kind(size: int) -> Any:
     return type("_Bytes", (_Bytes,), {"_length_": size})
 
 
-def bytes_at(memory: mmap.mmap | Mapping, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
+def bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
     """Return a view of *size* bytes of *memory*. *ended* is called, on any thread, after its last view is gone."""
     step = max(PAGE, (1 << size.bit_length()) // 16)  # a type per length would be many types
     whole = _kind(min(-(-size // step) * step, len(memory) - offset)).from_buffer(memory, offset)
@@ -389,7 +389,7 @@ def _passed(fd: int) -> list[Buffer]:
         return []
 
 
-def _address(memory: mmap.mmap | Mapping) -> int:
+def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
 
 

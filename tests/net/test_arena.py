@@ -226,3 +226,26 @@ def test_borrowed_arena_keeps_no_descriptor_and_is_unmapped_at_its_end():
     gc.collect()
     assert len(re.findall("memfd:rlinf-actors", Path("/proc/self/maps").read_text())) == mappings - 2
     arena.close()
+
+
+def test_garbage_of_a_cycle_can_read_its_views_until_the_end():
+    """The garbage collector calls the finalizers of a cycle in any order."""
+    code = """if 1:
+        import gc
+        from rlinf_actors.net.shared_memory import Arena, Borrowed
+
+        class Holder:
+            def __del__(self):
+                print(bytes(self.view[-3:]))
+
+        arena = Arena(1 << 20)
+        block = arena.store(b"seen" * 50_000)
+        borrowed = Borrowed(arena.offer)
+        holder = Holder()
+        holder.myself = holder
+        holder.view = borrowed.view(arena.place(block), 200_000, True, False, lambda: None)
+        del borrowed, holder
+        gc.collect()
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "b'een'"
