@@ -100,6 +100,7 @@ class Lending:
         self._offered = False
         self._opened = False
         self._lent: dict[int, Buffer] = {}
+        self._lent_before: list[Buffer] = []  # on earlier links to the same process
         self._numbers = itertools.count(1)
         self._dropped: collections.deque[int] = collections.deque()
         self._reporting = False
@@ -274,10 +275,29 @@ class Lending:
         """
         self._lends = False
         self._lent.clear()
+        self._lent_before.clear()
 
-    def close(self) -> None:
-        """Stop lending and borrowing on this connection. Views of the peer's arena that exist already stay valid."""
-        self.borrower_gone()
+    def succeed(self, earlier: Lending | None) -> None:
+        """Take over what *earlier* has lent to the same process, on a link whose connection was lost; None for nothing.
+
+        That process lives and may still read it, and cannot report any more when it does not. So these blocks are used
+        again after its end only.
+        """
+        if earlier is None:
+            return
+        earlier._lends = False
+        self._lent_before += [*earlier._lent_before, *earlier._lent.values()]
+        earlier.borrower_gone()
+
+    def close(self, *, lost: bool = False) -> None:
+        """Stop lending and borrowing on this connection. Views of the peer's arena that exist already stay valid.
+
+        *lost*: True if only the connection is gone: what is lent stays so, for `succeed`.
+        """
+        if lost:
+            self._lends = False
+        else:
+            self.borrower_gone()
         self._further.close()
         self._arena = None
         self._borrowed = None

@@ -31,6 +31,7 @@ from typing import Union
 from rlinf_actors import version
 from rlinf_actors.errors import (
     AuthenticationError,
+    ConnectionLostError,
     InternalError,
     ProtocolMismatchError,
     RemoteWireError,
@@ -227,6 +228,7 @@ class Peer:
     def succeed(self, old: Peer) -> None:
         """Replace *old*, whose connection to the same worker process was lost. The Join tells the worker of it."""
         self.worker_id, self.wanted = old.worker_id, True
+        self._lending.succeed(old._lending)
         # a link that brought nothing may never have joined: the worker may not know that its predecessors are lost
         self.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
 
@@ -239,7 +241,7 @@ class Peer:
             link.close()
 
     def _end_parts(self) -> None:
-        self._lending.close()
+        self._lending.close(lost=isinstance(self.error, ConnectionLostError))
         if self._bulk is not None:
             self._bulk.close()
 

@@ -483,6 +483,7 @@ class WorkerServer:
                 self.remote_peers.add(peer)
             for link in frame.succeeds:
                 if client_of(link) == client_of(peer):
+                    self._members[peer].succeed(self._members.get(link))
                     self._link_lost(link, frame.worker)
 
     def _reject(self, peer: bytes, kind: str, text: str, why: str) -> None:
@@ -492,8 +493,7 @@ class WorkerServer:
     def _link_lost(self, link: bytes, worker: str) -> None:
         """Treat *link* as ended, because its peer has opened another link in its place or a message of it was lost.
 
-        Then call the callbacks of `on_link_lost` with *worker*, the id of the worker at the other end, "" if it is no
-        worker.
+        Then call the callbacks of `on_link_lost` with *worker*, the id of the worker at the other end, "" for none.
         """
         log.warning("the connection of %r was lost, and there is another", peer_name(link))
         self.peer_gone(link)

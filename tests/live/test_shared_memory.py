@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pace
@@ -15,6 +17,7 @@ import pytest
 from shared_workers import Consumer, Holder, Streamer
 
 from rlinf_actors import NodePlacementStrategy, WorkerDiedError
+from rlinf_actors.net.unix_stream import StreamLink
 
 pytestmark = pytest.mark.live
 MIB = 1 << 20
@@ -165,3 +168,28 @@ def test_everything_is_sent_by_socket_without_shared_memory(side, tmp_path):
     run = subprocess.run([sys.executable, str(script), side], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip().splitlines()[-1] == "all sent"
+
+
+def test_what_both_ends_still_read_stays_as_it_is_after_their_connection_was_lost(cluster, holders):
+    group = Holder.create_group().launch(cluster, NodePlacementStrategy([0]), name="keeper").wait_ready()
+    group.echo(b"").wait()
+    first = np.ones(MIB, np.uint8)
+    group.keep(first).wait()
+    (result,) = group.echo(first).wait()
+    lost = group.control.group.peers[0]
+    if not isinstance(lost._joined, StreamLink):
+        pytest.skip("ends the connection of a unix stream")
+    lost._joined._connection.socket.shutdown(socket.SHUT_RDWR)
+    limit = time.monotonic() + pace.PATIENCE_S
+    while group.control.group.peers[0] is lost:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    group.echo(b"").wait()
+    for _ in range(4):  # would be written into the blocks of the first
+        group.echo(np.full(MIB, 2, np.uint8)).wait()
+    assert group.total().wait() == [MIB]
+    assert result.sum() == MIB
+    del result
+    group.shutdown()
+    group.control.group.gone.wait(pace.PATIENCE_S)
+    assert settled(cluster, holders) == 0, "it is free when the process that borrowed it has ended"

@@ -141,6 +141,25 @@ def test_close_frees_the_blocks_lent_to_the_other_end(pair, arenas):
     assert pair.near.pack(b"header", [b"", LARGE]) == (b"header", [b"", LARGE])
 
 
+def test_blocks_lent_on_a_lost_connection_are_kept_until_the_borrower_has_ended(pair, arenas):
+    header, sent = pair.near.pack(b"header", [b"", LARGE])
+    received = list(sent)
+    pair.far.unpack(header, received)
+    earlier = pair.near
+    for _ in range(2):  # the second one's connection is lost too
+        later = Lending(arenas[0], pair.soon.append, lambda *_: None, "far")
+        earlier.close(lost=True)
+        later.succeed(earlier)
+        earlier = later
+    while arenas[0].store(bytes(len(LARGE))) is not None and arenas[0].stores < 100:
+        pass
+    assert bytes(received[1]) == LARGE
+    assert arenas[0].used == len(LARGE)
+    earlier.borrower_gone()
+    assert arenas[0].used == 0
+    received.clear()
+
+
 def test_views_outlive_the_connection(pair):
     header, sent = pair.near.pack(b"header", [b"", LARGE])
     received = list(sent)
