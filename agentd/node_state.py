@@ -5,8 +5,9 @@ agentd.session carries out. The state holds the workers of the node (worker_tabl
 head, and the deadlines: next beat, end of the robot lease, ends of clients that the head has not acknowledged, and the
 head's silence. `next_deadline` returns the earliest; agentd.session then passes in a Tick.
 
-The table SESSION_STATES lists the states of the session. While JOINING, agentd says hello until the head registers it;
-the hello lists the running workers, and the ended workers whose exit reports the head may not have. Once JOINED, agentd
+The table SESSION_STATES lists the states of the session. While JOINING, agentd says hello until the head registers it,
+once by each connection: a busy head that has received a hello gets no second one. The hello lists the running workers,
+and the ended workers whose exit reports the head may not have. Once JOINED, agentd
 beats. The head answers each beat, and an answer acknowledges everything that agentd sent before that beat. If the head
 is silent, agentd checks whether the head's machine answers. If it does, a head is restarting there, and the workers go
 on for head_grace_s. If it does not, the network is cut, and the workers end with the lease (`net.failure_detection`).
@@ -165,20 +166,26 @@ class AgentState:
             self._welcomed(event.welcome, now)
         elif isinstance(event, e.HelloFailed):
             self._hello_failed(event.error, now)
+        elif isinstance(event, e.HelloWaits):
+            if self.session is SessionState.JOINING:
+                self._head_away(f"not registered yet: {event.text}", now)
         elif isinstance(event, e.HeadNotice):
             if isinstance(event.body, Beat) and (self._answers(event.body) or event.body.incarnation == HELLO_AGAIN):
+                was_silent = self._detector.suspected(now)
                 self._detector.heard(now)  # answers alone prove that the head hears us too
+                if was_silent and self.session is SessionState.JOINED:
+                    self._head_back(now)
             self._notice(event.body, now)
         elif isinstance(event, e.WorkersReported):
             self._reported(event.report, now)
         elif isinstance(event, e.ConnectionLost):
-            self._hello_again()
+            self._connection_lost()
         elif isinstance(event, e.HardwareAnswered):
             self._send(event.found)
         elif isinstance(event, e.ProcessEnded):
             self._client_ended(event.incarnation, now)
         elif isinstance(event, e.HeadChecked):
-            self._head_checked(event.there, now)
+            self._head_checked(event.there, event.stands, now)
         elif isinstance(event, e.Stalled):
             self._detector.stalled(event.seconds, now)
             self._next_beat = now
@@ -233,6 +240,13 @@ class AgentState:
             self._step("forgotten")
             self._say_hello()
 
+    def _connection_lost(self) -> None:
+        if self.session is SessionState.JOINING:  # the hello may be lost: say it again, by the connection made since
+            timeout_s = self._backoff.attempt_timeout(self._detector.lease_s)
+            self._out.append(e.SayHello(self.incarnation, timeout_s, self._backoff.pause()))
+        else:
+            self._hello_again()
+
     def _welcomed(self, welcome: Welcome, now: float) -> None:
         if self.session is SessionState.RESETTING:
             return  # a late answer to the incarnation that is over
@@ -243,9 +257,7 @@ class AgentState:
         self._detector.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
         self._orphaned_at = {}
-        away = self._backoff.recovered(now)
-        if away is not None:
-            self._out.append(e.LogStatus(f"the head is there, after {away:.0f} s"))
+        self._head_back(now)
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
         again = welcome.epoch == self._epoch
         self._out.append(e.Registration(welcome.epoch, welcome.lease_s, again))
@@ -302,6 +314,11 @@ class AgentState:
         if line:
             self._out.append(e.LogStatus(line, urgent, warns))
 
+    def _head_back(self, now: float) -> None:
+        away = self._backoff.recovered(now)
+        if away is not None:
+            self._out.append(e.LogStatus(f"the head is there, after {away:.0f} s"))
+
     def _stop_agent(self, event: e.StopAgent) -> None:
         if self.session is SessionState.ENDED or (self.session is SessionState.DRAINING and event.grace_s is None):
             return
@@ -354,12 +371,14 @@ class AgentState:
         elif self._detector.should_check(now):
             self._out.append(e.CheckHead(self._detector.check_timeout_s))
 
-    def _head_checked(self, there: bool, now: float) -> None:
+    def _head_checked(self, there: bool, stands: bool, now: float) -> None:
         self._detector.checked(there, now)
         if there and self.session is SessionState.JOINED and self._detector.suspected(now):
-            self._step("forgotten")
             grace = f"; workers go on for {self.policy.head_grace_s:g} s" if self._workers.running else ""
             self._head_away(f"the head does not answer, but its machine does{grace}", now, warns=True)
+            if stands:  # the head is busy or stopped, and has our beats: a hello would only add to its work
+                return
+            self._step("forgotten")
             self._say_hello(again=True)  # over a new connection: a cut may have left the old one waiting for a resend
         self._judge_silence(now)
 

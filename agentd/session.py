@@ -285,7 +285,8 @@ class Session:
         )
         event: e.Event
         try:
-            answer = await self._client.request(hello, command.timeout_s)
+            waiting = lambda text: self._shell.handle(e.HelloWaits(text))  # noqa: E731
+            answer = await self._client.request(hello, command.timeout_s, on_waiting=waiting)
             if not isinstance(answer, Welcome):
                 raise ProtocolError(f"the head answered a hello with {type(answer).__name__}")
             event = e.Welcomed(answer)
@@ -300,7 +301,8 @@ class Session:
 
     async def _check_head(self, timeout_s: float) -> None:
         reachability = await self._network.check_reachability(self._endpoint, timeout_s)
-        self._shell.handle(e.HeadChecked(reachability is not Reachability.SILENT))
+        stands = self._client is not None and self._client.stands()
+        self._shell.handle(e.HeadChecked(reachability is not Reachability.SILENT, stands))
 
     # --- hardware queries ---
 

@@ -52,6 +52,14 @@ class HelloFailed(msgspec.Struct, frozen=True):
     error: Exception
 
 
+class HelloWaits(msgspec.Struct, frozen=True):
+    """Event: the head has received agentd's hello by a connection that stands, but not answered it in time. The hello
+    is not repeated: Welcomed or HelloFailed follows.
+    """
+
+    text: str  # for people
+
+
 class HeadNotice(msgspec.Struct, frozen=True):
     """Event: the head sent the message *body*, which needs no reply."""
 
@@ -82,10 +90,11 @@ class ProcessEnded(msgspec.Struct, frozen=True):
 
 class HeadChecked(msgspec.Struct, frozen=True):
     """Event: the command CheckHead has been carried out. *there* is True if the head's machine answered, even if no
-    head runs on it.
+    head runs on it. *stands* is True if it has also received all that agentd sent, by a connection that stands.
     """
 
     there: bool
+    stands: bool = False
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -125,8 +134,8 @@ class WorkersClosed(msgspec.Struct, frozen=True):
 
 
 Event = Union[
-    StartSession, Welcomed, HelloFailed, HeadNotice, WorkersReported, HardwareAnswered, ProcessEnded, HeadChecked,
-    Tick, Stalled, WorkersAdopted, HandOver, StopAgent, WorkersClosed, ConnectionLost,
+    StartSession, Welcomed, HelloFailed, HelloWaits, HeadNotice, WorkersReported, HardwareAnswered, ProcessEnded,
+    HeadChecked, Tick, Stalled, WorkersAdopted, HandOver, StopAgent, WorkersClosed, ConnectionLost,
 ]  # fmt: skip
 
 

@@ -229,5 +229,8 @@ class MemoryLink:
 
         self._network._leave(self, b"", self._endpoint, header, self._identity, arrive)
 
+    def stands(self) -> bool:
+        return False
+
     def close(self, linger_ms: int = 0) -> None:
         self.open = False

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import fcntl
 import itertools
 import os
 import resource
 import select
 import socket
 import struct
+import termios
 from collections.abc import Callable, Collection, Iterator
 
 import zmq
@@ -59,6 +61,10 @@ _NO_LINGER = struct.pack("ii", 1, 0)  # libzmq's close sends a reset then, and t
 _TCP_INFO = struct.Struct("=128x Q 64x QQ")
 """Three fields of struct tcp_info in linux/tcp.h, in the machine's byte order, since Linux 4.19: tcpi_bytes_received,
 tcpi_bytes_sent, tcpi_bytes_retrans."""
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""For a connection whose listener does not answer: how soon the kernel asks the machine, how often, and how many times.
+In seconds, but for the last."""
+_UNSENT = struct.Struct("i")
 _names = itertools.count(1)
 
 
@@ -124,7 +130,7 @@ class LinkEvents:
         on_rejected, on_reset: see `net.link.Network.link`.
     """
 
-    __slots__ = ("_connected", "_key", "_on_rejected", "_on_reset", "_shaken")
+    __slots__ = ("_connected", "_fd", "_key", "_on_rejected", "_on_reset", "_shaken")
 
     def __init__(self, key: str, on_rejected: OnRejected | None, on_reset: OnReset | None) -> None:
         self._key = key
@@ -132,6 +138,7 @@ class LinkEvents:
         self._on_reset = on_reset
         self._connected = False  # once, at least
         self._shaken = False  # the handshake of this connection has ended
+        self._fd = -1  # libzmq's descriptor of the connection
 
     @property
     def wanted(self) -> bool:
@@ -139,9 +146,11 @@ class LinkEvents:
 
     def on_event(self, event: int, value: int, _address: str = "") -> None:
         if event == CONNECTED:
+            self._fd = value
             end_loop(value)
             return
         if event == DISCONNECTED:
+            self._fd = -1
             if not self._shaken and self._on_rejected is not None:
                 self._on_rejected(NO_ZEROMQ, False)
             self._shaken = False
@@ -154,6 +163,23 @@ class LinkEvents:
             self._connected = True
         elif self._on_reset is not None:
             self._on_reset()
+
+    def stands(self, endpoint: str) -> bool:
+        """Return True if the connection to *endpoint* is open, its handshake has succeeded, and the peer's machine has
+        acknowledged all bytes; see `net.link.Link.stands`.
+        """
+        copy = _copy(self._fd) if self._fd >= 0 and self._shaken else None
+        if copy is None:
+            return False
+        with copy:
+            try:
+                if copy.getpeername()[1] != int(endpoint.rpartition(":")[2]):
+                    return False  # the number is another connection's by now
+                for option, seconds in _KEEPALIVE.items():
+                    copy.setsockopt(socket.IPPROTO_TCP, option, seconds)
+                return not _UNSENT.unpack(fcntl.ioctl(copy, termios.TIOCOUTQ, bytes(_UNSENT.size)))[0]
+            except OSError:  # it has ended
+                return False
 
 
 class RejectionBatch:

@@ -155,6 +155,14 @@ class Link(Protocol):
                 slower for many, because they are then not sent together.
         """
 
+    def stands(self) -> bool:
+        """Return True if the connection is made and the kernel says that all that was sent has arrived, so that a
+        listener that does not answer is busy or stopped. Loop thread.
+
+        From then on the kernel also asks the listener's machine every few seconds whether the connection stands; if it
+        does not, the connection is lost and made again. False if the kernel cannot tell.
+        """
+
     def close(self, linger_ms: int = 0) -> None:
         """Close the connection. Messages not sent within *linger_ms* milliseconds are dropped.
         Loop thread. Idempotent.

@@ -92,6 +92,10 @@ class MessageSocket:
         """Return what to call without the lock since messages were sent, or None. The caller holds the lock."""
         return None
 
+    def stands(self) -> bool:
+        """Implement `net.link.Link.stands` for links of which the kernel cannot tell."""
+        return False
+
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket. Messages not sent within *linger_ms* milliseconds are dropped. Loop thread. Idempotent."""
         raise NotImplementedError

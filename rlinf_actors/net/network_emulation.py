@@ -323,6 +323,9 @@ class EmulatedLink:
         deliver = functools.partial(self._link.send, header, parts, now=True)
         self._network.post([(self._path, size)], self, key, deliver)
 
+    def stands(self) -> bool:
+        return False  # what is under way on the emulated path has not arrived
+
     def close(self, linger_ms: int = 0) -> None:
         if linger_ms:
             self._network.flush(self)

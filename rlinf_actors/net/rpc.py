@@ -11,6 +11,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Union
 
 import msgspec
 
@@ -168,6 +169,8 @@ class ControlServer:
             faults.carry(point, self, peer, type(body).__name__, send, asyncio.get_running_loop())
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        if peer.startswith(b"\0"):
+            return  # of a connection that its peer has replaced: libzmq renames it, so no answer can reach the peer
         try:
             envelope = control_codec.decode(header)
         except RemoteWireError as error:
@@ -184,6 +187,7 @@ class _PendingRequest(msgspec.Struct):
     future: asyncio.Future[Body]
     on_reply: Callable[[Body], None] | None
     first: bool  # a hello, which opens the session
+    timer: Union[asyncio.TimerHandle, None] = None
 
 
 class ControlClient:
@@ -238,6 +242,7 @@ class ControlClient:
         on_reply: Callable[[Body], None] | None = None,
         *,
         first: bool = False,
+        on_waiting: Callable[[str], object] | None = None,
     ) -> Body:
         """Send a request to the head and return the answer. If the caller cancels, the head may still carry out the
         request.
@@ -247,6 +252,9 @@ class ControlClient:
             timeout: seconds to wait for the answer, None for no limit.
             on_reply: called with the answer as it arrives, before any notice that the head sent after the answer.
             first: True for a hello. A hello registers this process with the head, so it does not wait for `resume`.
+            on_waiting: called after *timeout* seconds, and again after each further *timeout*, with the reason, while
+                the head has received the request by a connection that stands. The head is busy or stopped then, and a
+                repeated request would only add to its work. None to wait for *timeout* seconds in any case.
 
         Raises:
             ClusterTimeoutError: there was no answer within *timeout* seconds.
@@ -261,8 +269,9 @@ class ControlClient:
         request_id = self._next
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Body] = loop.create_future()
-        self._pending[request_id] = _PendingRequest(body, future, on_reply, first)
-        timer = None if timeout is None else loop.call_later(timeout, self._late, future)
+        asked = self._pending[request_id] = _PendingRequest(body, future, on_reply, first)
+        if timeout is not None:
+            self._time_out(asked, timeout, on_waiting)
         try:
             if first or not self._holding:
                 self._send("rpc.request", body, Request(request_id, body), now=True)
@@ -276,12 +285,24 @@ class ControlClient:
             ) from None
         finally:
             del self._pending[request_id]
-            if timer is not None:
-                timer.cancel()
+            if asked.timer is not None:
+                asked.timer.cancel()
 
-    def _late(self, future: asyncio.Future[Body]) -> None:
-        if not future.done():
-            future.set_exception(_LateError)
+    def _time_out(self, asked: _PendingRequest, timeout: float, on_waiting: Callable[[str], object] | None) -> None:
+        asked.timer = asyncio.get_running_loop().call_later(timeout, self._late, asked, timeout, on_waiting)
+
+    def _late(self, asked: _PendingRequest, timeout: float, on_waiting: Callable[[str], object] | None) -> None:
+        if asked.future.done():
+            return
+        if on_waiting is not None and self.stands():
+            self._time_out(asked, timeout, on_waiting)
+            on_waiting(f"the head at {self.endpoint} has received {type(asked.body).__name__}, but not answered yet")
+        else:
+            asked.future.set_exception(_LateError)
+
+    def stands(self) -> bool:
+        """Return True if the connection to the head stands, and all that was sent has arrived (`Link.stands`)."""
+        return not self._closed and self._link.stands()
 
     def notify(self, body: Body) -> None:
         """Send a notice to the head. If the notice is too long, drop it and log an error."""

@@ -166,6 +166,10 @@ class HubLink:
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._hub._send(self.route, header, parts, now)
 
+    def stands(self) -> bool:
+        """Return False: who waits for a worker is told of its end by the head."""
+        return False
+
     def close(self, linger_ms: int = 0) -> None:
         """Close the connection. The hub never lingers: links to workers are closed when no answer is awaited."""
         self._hub.unlink(self)

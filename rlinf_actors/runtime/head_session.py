@@ -105,7 +105,7 @@ class HeadSession:
         self._network = network
         self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
         self._client = ControlClient(
-            network, endpoint, self.identity, self._noticed, self._greet_again, on_failed=on_failed
+            network, endpoint, self.identity, self._noticed, self._reconnected, on_failed=on_failed
         )
 
     async def start(self, timeout: float | None) -> Welcome:
@@ -224,8 +224,11 @@ class HeadSession:
                     raise ClusterTimeoutError(text) from None
                 self._say(self._backoff.failed(loop.time(), f"{text}; calls between workers go on, trying again"))
 
-    async def _greet(self, timeout: float | None) -> Welcome:
-        answer = await self._client.request(self._hello, timeout, first=True)
+    def _head_slow(self, text: str) -> None:
+        self._say(self._backoff.failed(asyncio.get_running_loop().time(), f"{text}; calls between workers go on"))
+
+    async def _greet(self, timeout: float | None, on_waiting: Callable[[str], object] | None = None) -> Welcome:
+        answer = await self._client.request(self._hello, timeout, first=True, on_waiting=on_waiting)
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the head at {self.endpoint} answered a hello with {type(answer).__name__}")
         if self.welcome is None or self.welcome.epoch != answer.epoch:
@@ -349,6 +352,12 @@ class HeadSession:
         text = f"the head at {self.endpoint} is being restarted; calls between workers go on, launches wait for it"
         self._say(self._backoff.failed(now, text))
 
+    def _reconnected(self) -> None:
+        if self._away:
+            self._client.repeat_first()  # lost before it was answered
+        else:
+            self._greet_again()
+
     def _greet_again(self) -> None:
         """Register with the head again, and hold requests back until the head has accepted this process.
 
@@ -366,7 +375,8 @@ class HeadSession:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await self._greet(self._backoff.attempt_timeout(self._detector.lease_s))
+                timeout = self._backoff.attempt_timeout(self._detector.lease_s)
+                await self._greet(timeout, self._head_slow)
                 break
             except RlinfActorsError as error:
                 if self._closed:

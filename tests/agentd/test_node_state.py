@@ -117,10 +117,52 @@ def test_restarted_head_restores_credit_of_output_under_way():
     assert not any(isinstance(a, e.CreditLogs) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
-def test_lost_connection_causes_one_hello():
+def test_each_lost_connection_causes_one_hello():
+    """The hello under way may be lost with the connection, and is said again over the one that was made since."""
     kit = Kit().join()
-    assert [type(action) for action in kit.do(e.ConnectionLost())] == [e.SayHello]
-    assert kit.do(e.ConnectionLost()) == [], "a hello is under way"
+    assert kit.do(e.ConnectionLost()) == [e.SayHello("life1", 2.5)]
+    hellos = [kit.do(e.ConnectionLost()) for _ in range(3)]
+    assert [[(hello.delay_s, hello.anew) for hello in said] for said in hellos] == [
+        [(pytest.approx(pause), False)] for pause in (0.15, 0.3, 0.6)
+    ]
+
+
+def test_hello_that_a_busy_head_has_received_is_not_repeated():
+    kit = Kit()
+    kit.do(e.StartSession())
+    assert kit.do(e.HelloWaits("it is busy"), 2.5) == [e.LogStatus("not registered yet: it is busy")]
+    assert kit.do(e.HelloWaits("it is busy"), 2.5) == []
+    assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))[-1] == e.Registration("epoch", 10.0)
+
+
+def test_head_that_receives_beats_and_answers_none_gets_no_hello():
+    kit = Kit().join()
+    kit.start("w1")
+    began = kit.now
+    kit.silence()
+    (says,) = kit.do(e.HeadChecked(there=True, stands=True))
+    assert "its machine does; workers go on for 120 s" in says.text
+    sent, ended = set(), []
+    while not ended:
+        kit.now = kit.state.next_deadline()
+        for action in kit.do(e.Tick()):
+            sent.add(type(action))
+            ended += [action] if isinstance(action, e.StopWorkers) else []
+            if isinstance(action, e.CheckHead):
+                answer = kit.do(e.HeadChecked(there=True, stands=True))
+                assert {type(action) for action in answer} <= {e.LogStatus}
+    assert sent == {e.SendNotice, e.CheckHead, e.LogStatus, e.StopWorkers}
+    assert kit.now == began + 120
+
+
+def test_head_that_answers_its_beats_late_is_there_again():
+    kit = Kit().join()
+    kit.silence()
+    kit.do(e.HeadChecked(there=True, stands=True))
+    assert kit.do(e.HeadNotice(Beat("epoch", kit.now - 2)), 7) == [e.LogStatus("the head is there, after 7 s")]
+    kit.silence()
+    kit.do(e.HeadChecked(there=True, stands=True))
+    assert kit.do(e.ConnectionLost()) == [e.SayHello("life1", 2.5)]
 
 
 def test_ends_of_watched_processes_are_reported_to_each_head_once():

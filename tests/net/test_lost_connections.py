@@ -14,6 +14,7 @@ import zmq
 from descriptor_kit import descriptors_left
 from tcp_kit import HOST, tcp_server
 
+from rlinf_actors import compat
 from rlinf_actors.net.connection_watch import SocketMonitor
 from rlinf_actors.net.curve import SUCCEEDED
 from rlinf_actors.net.host import HeldPorts
@@ -72,6 +73,51 @@ async def test_link_reports_a_lost_connection_and_reconnects(tcp):
             lost.clear()
             link.send(b"after")
             await inbox.until(2 + n)
+
+
+async def test_link_stands_while_the_kernel_has_delivered_all(tcp):
+    """A client may then wait for a busy listener, instead of asking it again over another connection."""
+    read, reading = asyncio.Event(), asyncio.Event()
+
+    async def mute(near: socket.socket) -> None:  # a listener behind a middlebox that stops forwarding
+        with socket.create_connection((HOST, int(endpoint.rpartition(":")[2]))) as far:
+            far.setblocking(False)
+            back = asyncio.ensure_future(_copy(far, near))
+            loop = asyncio.get_running_loop()
+            while not read.is_set():
+                await loop.sock_sendall(far, await loop.sock_recv(near, 65536))
+            reading.set()
+            await asyncio.Event().wait()
+        back.cancel()
+
+    _, endpoint, inbox = tcp.listen()
+    connected = asyncio.Event()
+    async with tcp_server(mute) as port:
+        link = tcp.network.link(f"tcp://{HOST}:{port}", b"me", net_kit.Inbox(), on_reset=connected.set)
+        assert not link.stands(), "not connected yet"
+        link.send(b"hello")
+        await inbox.until(1)
+        await _until(link.stands)  # the monitor's event may be under way
+        read.set()
+        link.send(b"x")
+        await reading.wait()
+        link.send(b"", [bytes(32 << 20)])
+        await _until(lambda: not link.stands())  # libzmq's thread has it for a moment
+
+
+async def test_no_link_stands_without_a_connection_of_the_kernel(tmp_path):
+    async with net_kit.wire("ipc", tmp_path) as made:
+        _, endpoint, inbox = made.listen()
+        link, _ = made.link(endpoint)
+        link.send(b"hello")
+        await inbox.until(1)
+        assert not link.stands()
+
+
+async def _until(fact) -> None:
+    async with compat.timeout(10):
+        while not fact():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
 
 
 async def test_link_that_connected_to_itself_is_ended(tcp):

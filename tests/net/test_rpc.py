@@ -238,3 +238,31 @@ async def test_notice_that_is_too_long_is_logged(ends, short, caplog):
     head.server.notify(peer, Goodbye("bye"))
     assert await asyncio.wait_for(notices.get(), 10) == Goodbye("bye")
     assert [text.count("is not told: a Warn of 2,") for text in caplog.messages] == [1, 1]
+
+
+async def test_request_that_a_busy_head_has_received_is_sent_once(ends, monkeypatch):
+    head, client, _ = ends
+    stands, waited = [True] * 9, asyncio.Queue()
+    monkeypatch.setattr(type(client._link), "stands", lambda link: bool(stands and stands.pop()))
+
+    async def ask():
+        return await client.request(GetStatus(""), 0.05, on_waiting=waited.put_nowait)
+
+    asking = asyncio.ensure_future(ask())
+    peer, request = await head.next()
+    assert "has received GetStatus, but not answered yet" in await asyncio.wait_for(waited.get(), 10)
+    await asyncio.wait_for(waited.get(), 10)
+    head.server.reply(peer, request.id, Done())
+    assert await asking == Done()
+    assert head.envelopes.empty()
+    stands.clear()
+    with pytest.raises(errors.ClusterTimeoutError, match=r"did not answer GetStatus within 0\.05 s"):
+        await ask()
+
+
+async def test_messages_of_a_replaced_connection_are_dropped_unread(ends):
+    """libzmq gives such a connection a name of its own. A busy head would do the work of each attempt for nobody."""
+    head, client, _ = ends
+    head.server._received(b"\0\1\2\3\4", control_codec.encode(Notice(Beat("old"))), [])
+    client.notify(Beat("new"))
+    assert await head.next() == (b"driver:1", Notice(Beat("new")))

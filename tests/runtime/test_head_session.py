@@ -46,10 +46,10 @@ def refuse(ends, monkeypatch, times):
     """The head refuses this many hellos, because it does not know this process's key yet."""
     refused, greet = [KeyRefusedError("not yet")] * times, ends.link._greet
 
-    async def refuse_at_first(timeout):
+    async def refuse_at_first(*args):
         if refused:
             raise refused.pop()
-        return await greet(timeout)
+        return await greet(*args)
 
     monkeypatch.setattr(ends.link, "_greet", refuse_at_first)
 
@@ -595,3 +595,18 @@ CLEAR = "\r\x1b[K"
 def shown_on(said: str) -> list[str]:
     """The lines that a terminal shows after it received this text."""
     return [part.rsplit(CLEAR, 1)[-1] for part in said.replace("\r\n", "\n").split("\n")]
+
+
+async def test_hello_lost_with_its_connection_is_said_again_by_the_next_one(ends, monkeypatch):
+    """It is not repeated while the connection stands, so that a busy head has no more work."""
+    peer = await ends.welcome(beat_s=60.0)
+    monkeypatch.setattr(type(ends.link._client._link), "stands", lambda link: True)
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    await ends.next(ClientHello)
+    ends.server.notify(peer, Beat(HELLO_AGAIN))
+    await asyncio.sleep(30)
+    assert ends.came.empty()
+    ends.network.reset(ends.link.identity)
+    peer, request = await ends.next(ClientHello)
+    ends.server.reply(peer, request.id, Welcome("e", "0.1", 60.0, 10.0, "tok"))
+    await ends.link._greeting
