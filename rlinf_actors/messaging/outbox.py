@@ -62,6 +62,7 @@ class OutgoingMessage(msgspec.Struct, eq=False):
         span: number of the send's span in the trace, 0 if this process is not traced.
         pending: number of operations that `work` waits for: the message itself, and the lane if tensors use a lane.
         in_pieces: True to write a large last part while the receiver reads it (messaging.pieces).
+        write: writes that part, which the receiver waits for; None if nothing is left to write.
     """
 
     stream: str
@@ -77,6 +78,7 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     pending: int = 1
     span: int = 0
     in_pieces: bool = False
+    write: Settle | None = None
 
     @property
     def size(self) -> int:
@@ -121,6 +123,14 @@ class Outbox:
 
     def post(self, message: OutgoingMessage) -> None:
         """Send *message* as soon as the window has room for it. Any thread."""
+        try:
+            self._post(message)
+        except BaseException:  # a signal handler raised
+            if message.write is not None:  # the receiver knows of the message, and waits for the rest
+                message.write()
+            raise
+
+    def _post(self, message: OutgoingMessage) -> None:
         size = message.size
         settle = None
         with self._lock:
@@ -171,7 +181,7 @@ class Outbox:
         block = self._allocate(parts) if in_pieces else None
         if block is not None:
             number, unwritten = next(self._numbers), len(block)
-            settle = partial(self._write, message, block, parts[-1], number)
+            settle = message.write = partial(self._write, message, block, parts[-1], number)
             parts = [*parts[:-1], block]
         elif message.borrowed:
             # a copy in shared memory, if the receiver can be lent one: then the sender's memory is free at once
@@ -201,6 +211,8 @@ class Outbox:
 
         def tell(size: int) -> None:
             self._peer.send(frames.Written(self._id, number, size), now=True)
+            if size in (0, len(block)):
+                message.write = None
 
         interrupt = pieces.write(block, part, tell)
         message.settle()

@@ -11,8 +11,11 @@ from message_kit import World, settle
 
 from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, PeerDiedError
 from rlinf_actors.messaging import pieces
+from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
 from rlinf_actors.messaging.pieces import PIECE, ArrivingPart
+from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
@@ -63,6 +66,40 @@ def test_the_receiver_learns_that_a_part_cannot_be_written():
     with pytest.raises(MemoryError):
         pieces.write(memoryview(bytearray(SIZE)), payload.bytes_of(SOURCE), tell)
     assert reports == [PIECE, 2 * PIECE, 2 * PIECE, 2 * PIECE, 0]
+
+
+class InterruptedPeer:
+    """A receiver that can borrow. A signal handler of the sender raises right after a message was announced to it."""
+
+    name, worker_id = "b:0", "b"
+
+    def __init__(self):
+        self.sent, self.lending, self.block = [], self, None
+
+    def listen(self, *_args, **_how):
+        return 1
+
+    def on_gone(self, _callback):
+        pass
+
+    def allocate(self, size):
+        self.block = memoryview(bytearray(size))
+        return self.block
+
+    def send(self, frame, _parts=(), **_how):
+        self.sent.append(frame)
+        if type(frame) is frames.UserMessage:
+            raise KeyboardInterrupt
+
+
+def test_a_signal_handler_that_raises_before_the_first_piece_does_not_stop_the_pieces():
+    peer, part = InterruptedPeer(), payload.bytes_of(SOURCE)
+    message = OutgoingMessage("", [b"head", part], True, AsyncWork("send()"), DetachedTensors(), in_pieces=True)
+    with pytest.raises(KeyboardInterrupt):
+        Outbox(peer, "a:0", "a", 1 << 30).post(message)
+    assert peer.block == part
+    assert [frame.size for frame in peer.sent[1:]] == [PIECE, 2 * PIECE, 3 * PIECE, SIZE]
+    assert message.work.done()
 
 
 # --- the receiver ---
