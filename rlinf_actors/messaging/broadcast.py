@@ -11,6 +11,7 @@ So every member takes part in every broadcast, and all members stay in step.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rlinf_actors.messaging import addressing, contents
+from rlinf_actors.messaging.broadcast_group import BroadcastGroup, GroupSend
 from rlinf_actors.messaging.directory import peer_gone_error, prefixed
 from rlinf_actors.messaging.mailbox import ArrivedMessage
 from rlinf_actors.messaging.messenger import Messenger, traced
@@ -32,6 +34,7 @@ from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.tracing import recorder
+from rlinf_actors.wire import frames
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,6 +70,9 @@ class BroadcastTree:
         self.children: list[Peer] = []
         self._stream = ""
         self._steps: queue.SimpleQueue[Callable[[], object] | None] | None = None
+        self._members: list[Peer] = []
+        self.one_at_a_time = threading.RLock()
+        self.group = BroadcastGroup(messenger.endpoint, self._index, len(order))
 
     def start(self, broadcast: SourceBroadcast | RelayBroadcast) -> None:
         """Start a broadcast of this tree, after all broadcasts that were started before.
@@ -150,6 +156,7 @@ class BroadcastTree:
         self._parent = None if self._index == 0 else peers[parents[self._index]]
         self.children = [peers[child] for child in addressing.children(parents, nodes, self._index)]
         self._stream = addressing.stream_name(self.order, [peer.worker_id for peer in peers])
+        self._members = peers
         self._others = {peer for index, peer in enumerate(peers) if index != self._index}
         self.source_node = peers[0].node
 
@@ -177,6 +184,7 @@ class BroadcastTree:
             if self._steps is not None:
                 self._steps.put(None)
         self._ended(self)
+        self.group.end(lambda: error("broadcast()"))
         for broadcast in lost:
             broadcast.reject(error(broadcast._what))
             if isinstance(broadcast, RelayBroadcast):
@@ -214,13 +222,15 @@ class BroadcastTree:
         tensors: DetachedTensors | None = None,
         options: CollectiveGroupOptions | None = None,
         span: int = 0,
+        transfer: frames.TensorTransfer | None = None,
     ) -> None:
         """Send a message to every child of this member in the tree. If a send fails, the whole tree fails.
 
         *done* is called once when every child has the message, or at once if there are no children.
 
         *parts* is the message; *borrowed* is True if some parts are the sender's own memory. *tensors* travel beside
-        the message, by process groups with *options*. *span* is the number of the span in which the arrows to the
+        the message, by process groups with *options*. *transfer* is the header of tensors that travel by one process
+        group of all members instead. *span* is the number of the span in which the arrows to the
         children begin, 0 if this process is not traced.
         """
         for child in self.children:
@@ -251,8 +261,21 @@ class BroadcastTree:
             work._seen = True  # its error is the tree's
             work._on_done(partial(one_done, child, work))
             beside = tensors or DetachedTensors()
-            message = OutgoingMessage(self._stream, parts, borrowed, work, beside, options, span=span)
+            message = OutgoingMessage(
+                self._stream, parts, borrowed, work, beside, options, span=span, transfer=transfer
+            )
             self._messenger.post(child, message)
+
+    def group_header(
+        self, tensors: DetachedTensors, options: CollectiveGroupOptions | None
+    ) -> frames.TensorTransfer | None:
+        """Return the header of the source's tensors by one process group; None if they travel down the tree."""
+        if not tensors.tensors:
+            return None
+        senders = [self._messenger.tensor_sender(peer) for peer in self._members[1:]]  # the first call asks
+        if self._messenger.endpoint.io.inside():
+            return None
+        return self.group.header(tensors, options or CollectiveGroupOptions(), [sender.facts for sender in senders])
 
     def receive(self, posted: PostedReceive) -> None:
         """Let *posted* receive the next message that this member's parent in the tree sends."""
@@ -371,7 +394,21 @@ class SourceBroadcast(AsyncWork[Any]):
 
     def begin(self, tree: BroadcastTree) -> None:
         (value, parts, borrowed, tensors, options), self._message = self._message, None
-        tree.forward(parts, borrowed, lambda: self.resolve(value), tensors, options, self.span)
+        transfer = tree.group_header(tensors, options)
+        if transfer is None:
+            tree.forward(parts, borrowed, lambda: self.resolve(value), tensors, options, self.span)
+            return
+        ends = itertools.count(1)
+
+        def ended(error: Exception | None = None) -> None:
+            if error is not None:
+                self.reject(error)
+            elif next(ends) == 2:  # the message, and the tensors
+                self.resolve(value)
+
+        with tree.one_at_a_time:  # the group carries the tensors in the order of the messages
+            tree.forward(parts, borrowed, ended, None, options, self.span, transfer)
+            tree.group.post(transfer, GroupSend(tensors, ended))
 
 
 class RelayBroadcast(PendingReceive):
@@ -412,6 +449,16 @@ class RelayBroadcast(PendingReceive):
         """Forward the message. Blocks if tensors travel beside the message: then do not call it on the loop thread."""
         incoming: IncomingTensors | None = message.tensors
         tensors, raw = None, message.parts
+        if incoming is not None and incoming.by_group:
+            arriving = incoming
+            tree.group.post(incoming.transfer, incoming)
+            parts, borrowed = contents.copy_small(incoming.parts)
+
+            def forwarded() -> None:
+                arriving._on_done(lambda: self._forwarded(tree, message))
+
+            tree.forward(parts, borrowed, forwarded, None, self._options, self.span, incoming.transfer)
+            return
         if incoming is not None:
             raw = incoming.parts
             try:

@@ -107,7 +107,7 @@ class Messenger:
         self._io = runtime.io
         self._reply = reply
         self._window = window
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._lock = threading.Lock()
         self._mailbox = Mailbox()
         self._credit = CreditAccumulator()
@@ -164,23 +164,25 @@ class Messenger:
 
     def detached_tensors(self) -> DetachedTensors:
         """Return a collector for the tensors that are to travel beside one message."""
-        return DetachedTensors(self._endpoint.overrides.get(CPU) == LANE)
+        return DetachedTensors(self.endpoint.overrides.get(CPU) == LANE)
 
     def post(self, peer: Peer, message: OutgoingMessage) -> None:
         """Send a message to the worker *peer*, after all messages posted to it before."""
         sender = self._tensor_senders.get(peer)
-        if sender is None and not message.tensors.tensors:
-            self._outbox(peer).post(message)
-            return
-        if sender is None:
-            outbox = self._outbox(peer)
-            with self._lock:
-                sender = self._tensor_senders.get(peer)
-                if sender is None:
-                    sender = self._tensor_senders[peer] = TensorSender(self._endpoint, peer, outbox)
-            if sender.open():
-                peer.on_gone(lambda _error: self._tensor_senders.pop(peer, None))
-        sender.post(message)
+        if sender is None and message.tensors.tensors:
+            sender = self.tensor_sender(peer)
+        (sender or self._outbox(peer)).post(message)
+
+    def tensor_sender(self, peer: Peer) -> TensorSender:
+        """Return the TensorSender to *peer*. The first call asks which transfers *peer* supports, without waiting."""
+        outbox = self._outbox(peer)
+        with self._lock:
+            sender = self._tensor_senders.get(peer)
+            if sender is None:
+                sender = self._tensor_senders[peer] = TensorSender(self.endpoint, peer, outbox)
+        if sender.open():
+            peer.on_gone(lambda _error: self._tensor_senders.pop(peer, None))
+        return sender
 
     def _outbox(self, peer: Peer) -> Outbox:
         box = self._outboxes.get(peer)
@@ -189,7 +191,7 @@ class Messenger:
             with self._lock:
                 box = self._outboxes.get(peer)
                 if box is None:
-                    box = Outbox(peer, self._endpoint.name, self._endpoint.worker_id, self._window)
+                    box = Outbox(peer, self.endpoint.name, self.endpoint.worker_id, self._window)
                     if peer.error is None:  # else `_gone` has run already, and would not remove the outbox
                         self._outboxes[peer] = box
             broken = self._broken.get(peer.worker_id)

@@ -45,7 +45,7 @@ class CollectiveGroupOptions:
         accel_max_ctas: most thread blocks per kernel (``maxCTAs``); None for the default.
         accel_min_ctas: fewest thread blocks per kernel (``minCTAs``); None for the default.
         is_high_priority_stream: True to run kernels on a stream of high priority.
-        use_ring_broadcast: accepted for compatibility and ignored: a broadcast always uses a tree.
+        use_ring_broadcast: accepted for compatibility and ignored.
     """
 
     accel_cluster_size: int | None = None

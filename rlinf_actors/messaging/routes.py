@@ -12,6 +12,8 @@ import msgspec
 
 SMALL, CPU, ACCELERATOR = "small", "cpu", "accelerator"
 INLINE, SHARED, PIECES, LOCAL, IPC, LANE, STAGED = "inline", "shared", "pieces", "local", "ipc", "lane", "staged"
+GROUP = "group"
+"""The path of a broadcast's tensors by one process group of all members (`messaging.broadcast_group`)."""
 
 MEANING: Mapping[str, str] = {
     INLINE: "copied into the message; ZeroMQ",

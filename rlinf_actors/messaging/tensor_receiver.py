@@ -58,6 +58,7 @@ class IncomingTensors(Promise[None]):
 
     Attributes:
         in_target: True if the tensor is in the memory that was offered.
+        by_group: True if the tensors travel by the process group of a broadcast. Its tree then receives them by `run`.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class IncomingTensors(Promise[None]):
         self._forwarded: DetachedTensors | None = None
         lent = any(header.path in (routes.IPC, routes.LOCAL) for header in headers)
         self._lease = cuda_ipc.MemoryLease(release) if lent else None
-        self._by_lane = [header for header in headers if header.path == routes.LANE]
+        self.by_group = any(header.path == routes.GROUP for header in headers)
+        self._by_lane = [header for header in headers if header.path in (routes.LANE, routes.GROUP)]
         self._guard = threading.Lock()
         self._running: threading.Event | None = None  # set when the lane is no longer writing
         self._target: DetachedTensors | None = None
@@ -232,7 +234,7 @@ class IncomingTensors(Promise[None]):
             return tensor
         if header.path == routes.STAGED:
             return torch.frombuffer(keepable(next(self._staged)), dtype=torch.uint8)
-        if header.path == routes.LANE:
+        if header.path in (routes.LANE, routes.GROUP):
             buffer = next(self._buffers)
             if buffer.device.type != "cpu":  # made on the lane's stream, used on the current one
                 buffer.record_stream(torch_module(buffer.device.type).current_stream(buffer.device))
@@ -285,7 +287,7 @@ class TensorReceiver:
                 ccl = devices.ccl_facts(devices.home)
                 facts = frames.Facts(
                     ask.id, self._endpoint.host, accelerator, list(devices.own), devices.backends, shared,
-                    ccl.version, ccl.model, ccl.parent,
+                    ccl.version, ccl.model, ccl.parent, groups=True,
                 )  # fmt: skip
             except Exception:
                 log.exception("torch or CUDA does not start: tensors arrive on the CPU")

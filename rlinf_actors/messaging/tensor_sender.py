@@ -171,6 +171,11 @@ class TensorSender:
     def _to_myself(self) -> bool:
         return self.peer.worker_id == self._endpoint.worker_id
 
+    @property
+    def facts(self) -> frames.Facts | None:
+        """The receiver's answer which transfers it supports; None before it has come."""
+        return self._facts
+
     def lent(self, number: int) -> LentTensors:
         """Return the tensors that this worker keeps for the receiver of message *number*."""
         return self._lent[number]

@@ -150,18 +150,23 @@ class TransferEndpoint(msgspec.Struct, frozen=True):
             return self.timeout_minutes * 60.0
         return group_facts(backend).timeout_s
 
-    def job_clock(self, backend: str) -> Callable[[Callable[[], None]], Callable[[], None]] | None:
+    def job_clock(
+        self, backend: str, timeout_s: float | None = None
+    ) -> Callable[[Callable[[], None]], Callable[[], None]] | None:
         """Return the function with which a Lane starts a timer for each transfer; None for gloo.
+
+        *timeout_s* is the most seconds of a transfer; None for those that `timeout_s` returns.
 
         gloo has time-outs of its own. The function takes a function to call when the time is up, and returns a function
         that stops the timer.
         """
         if backend == "gloo":
             return None
+        seconds = self.timeout_s(backend) if timeout_s is None else timeout_s
 
         def start(late: Callable[[], None]) -> Callable[[], None]:
             timers = []
-            self.io.call(lambda: timers.append(self.io.loop.call_later(self.timeout_s(backend), late)))
+            self.io.call(lambda: timers.append(self.io.loop.call_later(seconds, late)))
             return lambda: self.io.call(lambda: timers[0].cancel())
 
         return start

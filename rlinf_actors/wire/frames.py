@@ -324,10 +324,11 @@ class TensorTransfer(msgspec.Struct, array_like=True):
         sender: id of the tensor sender.
         n: number of the transfer at that sender.
         tensors: the tensors by number.
-        lane: number of the lane that carries the tensors with the path "lane".
-        backend: torch.distributed back-end of the lane.
-        store: HOST:PORT of the lane's torch.distributed store.
-        options: options with which the lane's process group is made.
+        lane: number of the lane that carries the tensors with the path "lane", or of a broadcast's process group, which
+            carries those with the path "group".
+        backend: torch.distributed back-end of the lane or group.
+        store: HOST:PORT of its torch.distributed store.
+        options: options with which its process group is made.
         event: handle of a CUDA event that the receiver waits for before it reads a tensor with the path "ipc".
     """
 
@@ -417,6 +418,7 @@ class Facts(Frame, frozen=True, tag=31):
         ipc: True if the worker could open the handles in the Ask.
         ccl_version, model, parent: version of the worker's CCL, and model and PCI address of the accelerator on which
             tensors arrive; "" for unknown.
+        groups: True if the worker can join the process group of a broadcast.
     """
 
     id: int
@@ -428,6 +430,7 @@ class Facts(Frame, frozen=True, tag=31):
     ccl_version: str = ""
     model: str = ""
     parent: str = ""
+    groups: bool = False
 
 
 class Released(Frame, frozen=True, tag=32):

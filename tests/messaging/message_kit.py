@@ -53,7 +53,7 @@ class Member:
         self.state, self.exit = "running", None
         self.known: dict[str, RemoteGroup] = {}
         self.server = WorkerServer(world.network, self.id, self.name, "token")
-        endpoint = TransferEndpoint(self.io, self.id, self.name, "host", "127.0.0.1", LazyDevices({}), world.paths)
+        endpoint = TransferEndpoint(self.io, self.id, self.name, "host", "127.0.0.1", world.devices(self), world.paths)
         self.messenger = Messenger(self, self.connected, self.server.answer, world.window, endpoint)
         self.messages: list[frames.UserMessage] = []
         self.server.serve((frames.UserMessage,), self.arrived)
@@ -107,6 +107,7 @@ class World:
 
     def __init__(self, window: int = WINDOW, paths: dict[str, str] | None = None) -> None:
         self.paths = paths or {}
+        self.devices = lambda member: LazyDevices({})
         self.network = MemoryNetwork(asyncio.get_running_loop())
         self.window = window
         self.groups: dict[str, list[Member]] = {}
