@@ -178,7 +178,7 @@ class MessageSocket:
             deliver = functools.partial(self._deliver_late, peer, header, parts)
             faults.carry("transport.receive", self, peer, self._name(peer), deliver, self._loop)
 
-    def _warn(self, peer: bytes, error: RemoteWireError) -> None:
+    def _warn(self, peer: bytes, error: Exception) -> None:
         if self._malformed.note():
             count = self._malformed.count
             log.warning("dropped what %.40r sent (%d times by now): %s", peer_name(peer), count, error)

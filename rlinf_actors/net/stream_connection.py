@@ -173,10 +173,14 @@ class Connection:
 
     # --- ends ---
 
-    def close(self) -> None:
-        """Close the connection, also where a forked child has a copy of it. Idempotent."""
+    def end(self) -> None:
+        """End the connection at both ends, also where a forked child has a copy of it. Its readers find the end."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, and close this process's descriptors. Idempotent."""
+        self.end()
         self.forget()
 
     def forget(self) -> None:

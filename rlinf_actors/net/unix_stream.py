@@ -149,6 +149,7 @@ class StreamSocket(MessageSocket):
         try:
             connection.send(messages)
         except OSError:
+            connection.end()  # what follows would come after a gap; of ENOBUFS the reader would not hear
             return False
         if connection.unsent and not connection.writing:
             connection.writing = True
@@ -165,7 +166,8 @@ class StreamSocket(MessageSocket):
             try:
                 done = connection.flush()
             except OSError:
-                done = True  # its reader ends it
+                done = True
+                connection.end()
             if done:
                 connection.writing = False
                 self._loop.remove_writer(connection.fd)
@@ -198,7 +200,7 @@ class StreamSocket(MessageSocket):
                 well = well and self._received(connection, records, connection.placed(big) if big else big)
             if self.on_drained is not None:
                 self.on_drained()
-        except RemoteWireError as error:
+        except (RemoteWireError, MemoryError) as error:
             self._warn(connection.identity, error)
             well = False
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import socket
@@ -17,7 +18,7 @@ from descriptor_kit import descriptors_left
 from stream_kit import World, chunk, closed, descriptors, until, world
 
 from rlinf_actors import forks
-from rlinf_actors.net import framing, stream_strangers, unix_stream
+from rlinf_actors.net import framing, stream_framing, stream_strangers, unix_stream
 from rlinf_actors.net.descriptors import descriptor_of, part_of
 from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.stream_strangers import PENDING
@@ -296,6 +297,55 @@ async def test_malformed_answer_ends_the_link_s_connection(streams: World) -> No
     streams.link()
     await until(lambda: b"me" in streams.listener._streams)
     streams.listener._streams._peers[b"me"].socket.send(b"no chunk at all")
+    await until(lambda: streams.resets == 1)
+
+
+class Broken:
+    """A socket whose next sending fails as without memory of the kernel."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str):
+        return getattr(self._real, name)
+
+    def send(self, *_):
+        raise OSError(errno.ENOBUFS, "no buffer space")
+
+    def sendmsg(self, *_):
+        raise OSError(errno.ENOBUFS, "no buffer space")
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.parametrize("from_listener", [False, True], ids=["link", "listener"])
+async def test_connection_that_cannot_send_ends_and_reports_it(streams: World, size: int, from_listener: bool) -> None:
+    link, _ = streams.link()
+    link.send(b"1")
+    await streams.heard.until(1)
+    connection = streams.listener._streams._peers[b"me"] if from_listener else link._connection
+    connection.socket = Broken(connection.socket)
+    if from_listener:
+        streams.listener.send(b"me", b"lost", [bytes(size)], now=True)
+    else:
+        link.send(b"lost", [bytes(size)], now=True)
+    await until(lambda: streams.resets == 1)
+    link.send(b"2")
+    await streams.heard.until(2)
+    assert streams.heard.headers == [b"1", b"2"]
+
+
+async def test_message_that_finds_no_memory_ends_its_connection(streams: World, monkeypatch) -> None:
+    link, _ = streams.link()
+    link.send(b"1")
+    await streams.heard.until(1)
+
+    def none(*size: int):
+        if size:
+            raise MemoryError
+        return bytearray()
+
+    monkeypatch.setattr(stream_framing, "bytearray", none, raising=False)
+    link.send(b"large", [bytes(1 << 20)])
     await until(lambda: streams.resets == 1)
 
 
