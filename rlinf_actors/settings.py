@@ -41,7 +41,6 @@ SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 LOCAL_LINK = "RLINF_ACTORS_LOCAL_LINK"
-READERS = "RLINF_ACTORS_READERS"
 FAULTS = "RLINF_ACTORS_FAULTS"
 NET_EMULATION = "RLINF_ACTORS_NET_EMULATION"
 """Set in every worker of a job whose configuration has ``net_emulation``: that section, in JSON."""
@@ -138,7 +137,6 @@ class Settings(msgspec.Struct, frozen=True):
         shared_memory_bytes: most bytes of shared memory that a process lends to other processes on its machine, 0 for
             none.
         local_link: what carries calls and messages between processes of one node: "unix" or "zmq".
-        readers: who reads the sockets: "loop", the I/O thread alone; or "waiting", a thread that waits, if any.
         send_window_bytes: most bytes that a worker may have on their way to one other worker.
         paths: for each kind of buffer, the preferred way to carry it (``cpu=lane,accelerator=staged``).
         faults: the faults to inject, in JSON (net.fault_injection); None for none.
@@ -178,7 +176,6 @@ class Settings(msgspec.Struct, frozen=True):
     paths: Mapping[str, str] = msgspec.field(default_factory=dict)
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
     local_link: str = "unix"
-    readers: str = "loop"
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
     faults: str | None = None
     credentials_dir: str | None = None
@@ -231,7 +228,6 @@ class Settings(msgspec.Struct, frozen=True):
             send_window_bytes=typed(SEND_WINDOW, _bytes(MIN_SEND_WINDOW), DEFAULT_SEND_WINDOW),
             shared_memory_bytes=typed(SHARED_MEMORY, _bytes(0), DEFAULT_SHARED_MEMORY),
             local_link=typed(LOCAL_LINK, Literal["unix", "zmq"], "unix"),
-            readers=typed(READERS, Literal["loop", "waiting"], "loop"),
             channel_bytes=typed(CHANNEL_BYTES, _bytes(0), DEFAULT_CHANNEL_BYTES),
             paths=_paths(env.get(PATHS)),
             faults=env.get(FAULTS) or None,

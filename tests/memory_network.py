@@ -17,16 +17,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
-from rlinf_actors.net.link import (
-    Diagnosis,
-    OnAnyThread,
-    OnFailed,
-    OnMessage,
-    OnRejected,
-    OnReset,
-    Reachability,
-    peer_name,
-)
+from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnRejected, OnReset, Reachability, peer_name
 from rlinf_actors.net.loop import call_threadsafe, handling_failed
 from rlinf_actors.net.reachability import CONNECT_S
 from rlinf_actors.net.shared_memory import Arena
@@ -57,7 +48,6 @@ class MemoryNetwork:
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> MemoryListener:
         return MemoryListener(self, on_message, on_failed)
 
@@ -72,7 +62,6 @@ class MemoryNetwork:
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> MemoryLink:
         link = self._links[identity] = MemoryLink(self, endpoint, identity, on_message, on_reset, on_failed)
         return link

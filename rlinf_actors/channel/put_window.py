@@ -42,7 +42,6 @@ class Put(AsyncWork[None], Withdrawable):
     """
 
     sender: RequestSender
-    anywhere = False
     span = 0  # in the trace, 0 if this process is not traced
 
     def __init__(self, what: str, key: bytes, weight: float, nowait: bool, parts: Sequence[Buffer]) -> None:

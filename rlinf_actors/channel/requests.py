@@ -162,7 +162,6 @@ class PendingAnswer:
     """
 
     __slots__ = ("_channel", "_work")
-    anywhere = False
 
     def __init__(self, work: Get | Query, channel: RemoteChannel) -> None:
         self._channel = channel

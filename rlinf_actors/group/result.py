@@ -41,14 +41,13 @@ class RankCall:
     """The part of a group call that one rank has to answer. The Peer of the rank keeps it until the answer comes."""
 
     __slots__ = ("_index", "_result")
-    anywhere = True
 
     def __init__(self, result: WorkerGroupFuncResult[Any], index: int) -> None:
         self._result = result
         self._index = index
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Pass the rank's answer on to the group call. Return True: no further answer will come. Any thread."""
+        """Pass the rank's answer on to the group call. Return True: no further answer will come. Loop thread."""
         self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
         return True
 
@@ -200,7 +199,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         if self._timer is not None and (self._error is not None or len(self._order) == len(self._peers)):
             self._runtime.io.call(self._timer.cancel)
 
-    # --- answers (any thread) ---
+    # --- answers (loop thread, or the thread that finds the peer dead) ---
 
     def _arrived(self, index: int, answer: _Answer, failed: bool) -> None:
         callbacks: tuple[Callable[[], object], ...] = ()

@@ -308,12 +308,8 @@ class Messenger:
             self._put_back()
         return True
 
-    def arrives_anywhere(self, frame: frames.UserMessage) -> bool:
-        """Return True if `arrived` may handle this message on any thread, False if only the loop thread may."""
-        return frame.transfer is None and not frame.unwritten and recorder.active is None
-
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> None:
-        """Handle a message that arrived. Loop thread, unless `arrives_anywhere` allows any.
+        """Handle a message that arrived. Loop thread only.
 
         Give the message to the receive that waits for it, or put it into the mailbox. If the sender asks for an
         acknowledgement, send it.

@@ -118,7 +118,7 @@ class Outbox:
         self._numbers = itertools.count(1)
         self._sent = 0
         self._error: Exception | None = None
-        self._id = peer.listen(self._acknowledged, anywhere=True)
+        self._id = peer.listen(self._acknowledged)
         peer.on_gone(self.fail)
 
     def post(self, message: OutgoingMessage) -> None:
@@ -143,7 +143,7 @@ class Outbox:
             settle()
 
     def _acknowledged(self, frame: frames.AnyFrame) -> None:
-        """Handle the receiver's credit (Returned) or acknowledgement (Held). Any thread.
+        """Handle the receiver's credit (Returned) or acknowledgement (Held). Loop thread only.
 
         Credit makes room in the window, so waiting messages are sent. An acknowledgement completes the send of its
         message.

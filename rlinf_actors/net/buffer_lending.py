@@ -62,14 +62,6 @@ def lent(header: bytes) -> tuple[bytes, int]:
     return leases.header, sum(row[3] for row in (*leases.rows, *leases.further))
 
 
-def own_header(header: bytes) -> bytes:
-    """Return the message's own header in *header*. Raises RemoteWireError if *header* is malformed."""
-    try:
-        return lent(header)[0]
-    except msgspec.DecodeError as error:
-        raise RemoteWireError(f"a malformed header of lent parts: {error}") from None
-
-
 class Lending:
     """Lends large parts of one connection's messages to the peer in shared memory, and opens the parts that the peer
     lends.

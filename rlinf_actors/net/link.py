@@ -28,13 +28,9 @@ OnReset = Callable[[], None]
 """Called on the network's loop when a lost TCP connection was made again. Messages in flight may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """Called with (peer, header, parts) of each message, on the network's loop. *peer* is b"" on a Link."""
-OnAnyThread = Callable[[bytes, bytes, "list[Buffer]"], bool]
-"""Called as OnMessage, on the thread that has read the message. Handles the message and returns True if that is safe on
-any thread; else changes nothing and returns False, and OnMessage gets the message on the loop. Messages of one link are
-handled in order, never two at once."""
 OnFailed = Callable[[bytes, InternalError], object]
-"""Called with (peer, error) after OnMessage or OnAnyThread raised, on the same thread, if this process continues. It
-must fail the operation that the peer's last message belonged to."""
+"""Called with (peer, error) on the network's loop after OnMessage raised, if this process continues. It must fail the
+operation that the peer's last message belonged to."""
 
 
 def secret_identity(name: str) -> bytes:
@@ -190,7 +186,6 @@ class Network(Protocol):
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> Listener:
         """Return a new listener. The caller binds it.
 
@@ -198,8 +193,7 @@ class Network(Protocol):
             on_message: called on the loop with each message.
             max_bytes: a longer frame ends the connection that it came by; -1 for no limit.
             gate: decides which keys are admitted on TCP endpoints that need keys.
-            on_failed: called after *on_message* or *on_any_thread* raised an unexpected exception.
-            on_any_thread: handles messages on waiting threads too (`net.reading`); None if only the loop reads.
+            on_failed: called on the loop after *on_message* raised an unexpected exception.
         """
 
     def link(
@@ -213,7 +207,6 @@ class Network(Protocol):
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> Link:
         """Return a link to the listener at *endpoint*.
 
@@ -226,8 +219,7 @@ class Network(Protocol):
             to: name of the worker at *endpoint*, ``group:rank``; "" if the listener is no worker's.
             on_rejected: called on the loop if the listener rejected the connection.
             on_reset: called on the loop when a lost connection was made again; messages may have been lost.
-            on_failed: called after *on_message* or *on_any_thread* raised an unexpected exception.
-            on_any_thread: handles messages on waiting threads too (`net.reading`); None if only the loop reads.
+            on_failed: called on the loop after *on_message* raised an unexpected exception.
         """
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.link import Link, Listener, OnAnyThread, OnFailed, OnMessage, OnRejected, OnReset
+from rlinf_actors.net.link import Link, Listener, OnFailed, OnMessage, OnRejected, OnReset
 from rlinf_actors.net.unix_stream import StreamLink, StreamListener, connected, path_of
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.members import LOCAL, Gate, Member
@@ -24,12 +24,9 @@ class LocalNetwork(ZmqNetwork):
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> Listener:
-        zmq_listener = super().listener(
-            on_message, max_bytes=max_bytes, gate=gate, on_failed=on_failed, on_any_thread=on_any_thread
-        )
-        return LocalListener(zmq_listener, StreamListener(self, on_message, on_failed, on_any_thread))
+        zmq_listener = super().listener(on_message, max_bytes=max_bytes, gate=gate, on_failed=on_failed)
+        return LocalListener(zmq_listener, StreamListener(self, on_message, on_failed))
 
     def link(
         self,
@@ -42,7 +39,6 @@ class LocalNetwork(ZmqNetwork):
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> Link:
         """See `net.link.Network`. A worker that listens on no unix stream, as older ones, is reached by ZeroMQ."""
         if to and endpoint.startswith("ipc://"):
@@ -56,7 +52,7 @@ class LocalNetwork(ZmqNetwork):
                     log.info("%s is reached by ZeroMQ, since its unix stream at %s is not: %s", to, path, error)
                 path = ""
             if path:
-                handlers = on_message, on_rejected, on_reset, on_failed, on_any_thread
+                handlers = on_message, on_rejected, on_reset, on_failed
                 return StreamLink(self, endpoint, path, stream, identity, *handlers)
         return super().link(
             endpoint,
@@ -67,7 +63,6 @@ class LocalNetwork(ZmqNetwork):
             on_rejected=on_rejected,
             on_reset=on_reset,
             on_failed=on_failed,
-            on_any_thread=on_any_thread,
         )
 
 

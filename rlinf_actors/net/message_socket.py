@@ -1,10 +1,8 @@
 """What the sockets of all transports do alike: queue messages, send them in chunks, and hand over what arrives.
 
-Theory of operation. A socket belongs to one event loop. One thread at a time receives: the loop's, or, if the layer
-above can handle messages on any thread (`on_any_thread`), the one whose turn it is (`net.reading`). What must be
-handled on the loop then goes there in order. Any thread may send. A lock guards the transport's socket. Queueing a
-message takes no lock: deque.append is atomic, and a flush clears its flag before it empties the queue, so a message
-that is appended meanwhile is either sent by this flush or schedules another.
+Theory of operation. A socket belongs to one event loop, whose thread alone receives; any thread may send. A lock guards
+the transport's socket. Queueing a message takes no lock: deque.append is atomic, and a flush clears its flag before it
+empties the queue, so a message that is appended meanwhile is either sent by this flush or schedules another.
 
 *Sending.* A message is a header and parts. Messages that are queued for a peer while the loop is busy leave as one
 chunk (`net.framing`): a small message costs a tenth of a message of its own. `now=True` sends on the calling thread if
@@ -33,9 +31,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net import fault_injection, reading
+from rlinf_actors.net import fault_injection
 from rlinf_actors.net.framing import unpack
-from rlinf_actors.net.link import LogThrottle, OnAnyThread, OnFailed, OnMessage, peer_name
+from rlinf_actors.net.link import LogThrottle, OnFailed, OnMessage, peer_name
 from rlinf_actors.net.loop import call_soon, call_threadsafe, handling_failed
 
 if TYPE_CHECKING:
@@ -51,27 +49,18 @@ Messages = list[tuple[bytes, Sequence[Buffer]]]
 class MessageSocket:
     """Base of the listeners and links of all transports."""
 
-    def __init__(
-        self,
-        network: ZmqNetwork,
-        on_message: OnMessage,
-        on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
-    ) -> None:
+    def __init__(self, network: ZmqNetwork, on_message: OnMessage, on_failed: OnFailed | None = None) -> None:
         self._network = network
         self._loop = network._loop
         self._on_message = on_message
         self._on_failed = on_failed
-        by_threads = reading.threads_read and fault_injection.active is None
-        self._on_any_thread = on_any_thread if by_threads else None
-        self._for_loop = reading.LoopQueue(network._loop, self._deliver_late)
         self._lock = threading.Lock()
         self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
         self._flush_due = False
-        self._delivering = 0  # ident of the thread that handles messages now
+        self._delivering = False
         self._closed = False
         self._malformed = LogThrottle()
-        self._thread = 0  # ident of the loop's thread
+        self._thread = 0
         self.on_unreachable: Callable[[bytes], None] | None = None
         self.on_drained: Callable[[], None] | None = None
 
@@ -89,7 +78,7 @@ class MessageSocket:
         raise NotImplementedError
 
     def _after_send(self) -> Callable[[], None] | None:
-        """Return what to call without the lock since messages were sent, or None. The caller holds the lock."""
+        """Return a function that the loop must run since messages were sent, or None. The caller holds the lock."""
         return None
 
     def stands(self) -> bool:
@@ -125,12 +114,12 @@ class MessageSocket:
             finally:
                 self._lock.release()
             if due is not None:
-                due()
+                self._wake(due)
             return
         self._out.append((peer, header, parts))
         if not self._flush_due:
             self._flush_due = True
-            if self._delivering != threading.get_ident():  # else it is flushed afterwards
+            if not (self._delivering and threading.get_ident() == self._thread):  # else it is flushed afterwards
                 self._wake(self._flush)
 
     def _wake(self, callback: Callable[[], None]) -> None:
@@ -162,12 +151,8 @@ class MessageSocket:
         except RemoteWireError as error:
             self._warn(peer, error)
             return False
-        anywhere = self._on_any_thread is not None and (self._delivering != self._thread or bool(self._for_loop))
         for header, parts in messages:
-            if anywhere:
-                self._handle_anywhere(peer, header, parts)
-            else:
-                self._handle_here(peer, header, parts)
+            self._handle_here(peer, header, parts)
         return True
 
     def _handle_here(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
@@ -190,15 +175,6 @@ class MessageSocket:
     def _handle(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
             self._on_message(peer, header, parts)
-        except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
-            self._failed(peer, error)
-
-    def _handle_anywhere(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
-        """Handle a message on this thread if that is safe and no earlier one waits for the loop; else on the loop."""
-        assert self._on_any_thread is not None
-        try:
-            if self._for_loop or not self._on_any_thread(peer, header, parts):
-                self._for_loop.append(peer, header, parts)
         except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
             self._failed(peer, error)
 

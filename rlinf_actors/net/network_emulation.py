@@ -42,7 +42,6 @@ from rlinf_actors.net.link import (
     Link,
     Listener,
     Network,
-    OnAnyThread,
     OnFailed,
     OnMessage,
     OnRejected,
@@ -197,7 +196,6 @@ class EmulatedNetwork:
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,  # unused: an emulated listener is read by the loop alone
     ) -> Listener:
         made = EmulatedListener(self, on_message)
         made.real = self._network.listener(made.received, max_bytes=max_bytes, gate=gate, on_failed=on_failed)
@@ -215,7 +213,6 @@ class EmulatedNetwork:
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> Link:
         link = self._network.link(
             endpoint,
@@ -226,7 +223,6 @@ class EmulatedNetwork:
             on_rejected=on_rejected,
             on_reset=on_reset,
             on_failed=on_failed,
-            on_any_thread=on_any_thread,
         )
         if not to:
             return link

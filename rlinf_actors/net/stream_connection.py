@@ -8,7 +8,7 @@ import errno
 import itertools
 import socket
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import Descriptor, descriptor_of, part_of
@@ -38,7 +38,6 @@ class Connection:
     Args:
         connection: the connected socket, which belongs to this object from now on.
         most: most bytes of a received chunk.
-        on_readable: reads and handles what has arrived. It is called with this connection.
 
     Attributes:
         socket, fd: the socket and its descriptor.
@@ -48,14 +47,13 @@ class Connection:
         writing: True while the loop waits until it can send the rest.
     """
 
-    def __init__(self, connection: socket.socket, most: int, on_readable: Callable[[Connection, bool], object]) -> None:
+    def __init__(self, connection: socket.socket, most: int) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.fd = connection.fileno()
         self.reader = ChunkReader(most)
         self.identity = b""
         self.joined = False
-        self._on_readable = on_readable
         self.writing = False
         self._unsent: collections.deque[tuple[memoryview, Sequence[Descriptor]]] = collections.deque()
         self._passed: collections.deque[memoryview] = collections.deque()  # descriptors that have no place yet
@@ -137,11 +135,6 @@ class Connection:
         return self.socket.sendmsg(views, (), _SENDING)
 
     # --- in ---
-
-    def read(self, on_loop: bool = True) -> bool:
-        """Read once, and handle what has arrived. See `net.reading.Source`."""
-        self._on_readable(self, on_loop)
-        return False  # the descriptor announces what is left
 
     def receive(self) -> Iterator[Chunk] | None:
         """Read once. Return the chunks that are complete now; None if the peer has closed the connection.

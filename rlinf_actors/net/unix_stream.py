@@ -38,7 +38,7 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
-from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage, OnRejected, OnReset
+from rlinf_actors.net.link import OnFailed, OnMessage, OnRejected, OnReset
 from rlinf_actors.net.message_socket import Messages, MessageSocket
 from rlinf_actors.net.stream_connection import Connection
 from rlinf_actors.net.stream_strangers import Strangers
@@ -84,14 +84,8 @@ def trusted(connection: socket.socket) -> bool:
 class StreamSocket(MessageSocket):
     """Base of StreamListener and StreamLink: connections on an event loop."""
 
-    def __init__(
-        self,
-        network: ZmqNetwork,
-        on_message: OnMessage,
-        on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
-    ) -> None:
-        super().__init__(network, on_message, on_failed, on_any_thread)
+    def __init__(self, network: ZmqNetwork, on_message: OnMessage, on_failed: OnFailed | None = None) -> None:
+        super().__init__(network, on_message, on_failed)
         self._connections: set[Connection] = set()
 
     # --- the owner's part ---
@@ -109,20 +103,11 @@ class StreamSocket(MessageSocket):
     def _open(self, connection: Connection) -> None:
         """Read *connection* from now on. Loop thread."""
         self._connections.add(connection)
-        if self._on_any_thread is not None:
-            self._network.reading.add(connection.fd, connection)
-        else:
-            self._loop.add_reader(connection.fd, connection.read)
-
-    def _stop_reading(self, connection: Connection) -> None:
-        if self._on_any_thread is not None:
-            self._network.reading.remove(connection.fd)
-        else:
-            self._loop.remove_reader(connection.fd)
+        self._loop.add_reader(connection.fd, self._read, connection)
 
     def _end(self, connection: Connection) -> None:
-        """Read *connection* no more, and close it soon. Called by the thread that reads it."""
-        self._stop_reading(connection)
+        """Read *connection* no more, and close it soon. Loop thread."""
+        self._loop.remove_reader(connection.fd)
         self._wake(functools.partial(self._close, connection))
 
     def _close(self, connection: Connection) -> None:
@@ -131,7 +116,7 @@ class StreamSocket(MessageSocket):
             if connection not in self._connections:
                 return
             self._connections.discard(connection)
-            self._stop_reading(connection)
+            self._loop.remove_reader(connection.fd)
             if connection.writing:
                 self._loop.remove_writer(connection.fd)
             connection.close()
@@ -179,11 +164,9 @@ class StreamSocket(MessageSocket):
 
     # --- in ---
 
-    def _read(self, connection: Connection, on_loop: bool) -> None:
-        """Read *connection* once, and handle what has arrived. Called by the thread whose turn it is."""
-        thread = threading.get_ident()
-        if on_loop:
-            self._thread = thread
+    def _read(self, connection: Connection) -> None:
+        """Read *connection* once, and handle what has arrived."""
+        self._thread = threading.get_ident()
         try:
             with self._lock:
                 chunks = connection.receive() if connection in self._connections else iter(())
@@ -194,7 +177,7 @@ class StreamSocket(MessageSocket):
         if chunks is None:
             self._end(connection)
             return
-        self._delivering, well = thread, True
+        self._delivering = well = True
         try:
             for records, big in chunks:
                 well = well and self._received(connection, records, connection.placed(big) if big else big)
@@ -204,7 +187,7 @@ class StreamSocket(MessageSocket):
             self._warn(connection.identity, error)
             well = False
         finally:
-            self._delivering = 0
+            self._delivering = False
         if self._flush_due:
             self._flush()
         if not well:
@@ -248,14 +231,8 @@ def _send_rest(connections: Iterable[Connection], linger_ms: int) -> None:
 class StreamListener(StreamSocket):
     """The listener of unix streams of a worker. `net.local_network` puts it beside the ZeroMQ listener."""
 
-    def __init__(
-        self,
-        network: ZmqNetwork,
-        on_message: OnMessage,
-        on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
-    ) -> None:
-        super().__init__(network, on_message, on_failed, on_any_thread)
+    def __init__(self, network: ZmqNetwork, on_message: OnMessage, on_failed: OnFailed | None = None) -> None:
+        super().__init__(network, on_message, on_failed)
         self._listening: list[tuple[socket.socket, str, int]] = []  # with path and inode
         self._peers: dict[bytes, Connection] = {}
         self._strangers = Strangers(self._loop, self._close)
@@ -315,7 +292,7 @@ class StreamListener(StreamSocket):
             if not trusted(accepted):
                 accepted.close()
                 continue
-            connection = Connection(accepted, HELLO_BYTES, self._read)
+            connection = Connection(accepted, HELLO_BYTES)
             self._open(connection)
             self._strangers.add(connection)
 
@@ -394,7 +371,7 @@ class StreamLink(StreamSocket):
         endpoint: the ZeroMQ endpoint beside which the listener is.
         path: path of the listener's socket.
         stream: a socket that is connected to *path*; None to connect later, since nothing accepts there now.
-        identity, on_message, on_rejected, on_reset, on_failed, on_any_thread: as of `Network.link`.
+        identity, on_message, on_rejected, on_reset, on_failed: as of `Network.link`.
     """
 
     def __init__(
@@ -408,9 +385,8 @@ class StreamLink(StreamSocket):
         on_rejected: OnRejected | None,
         on_reset: OnReset | None,
         on_failed: OnFailed | None,
-        on_any_thread: OnAnyThread | None,
     ) -> None:
-        super().__init__(network, on_message, on_failed, on_any_thread)
+        super().__init__(network, on_message, on_failed)
         self._path = path
         self._endpoint = endpoint
         self._identity = identity
@@ -463,7 +439,7 @@ class StreamLink(StreamSocket):
             if self._on_rejected is not None:
                 self._loop.call_soon(self._on_rejected, "a process of another user listens there", True)
             return
-        connection = Connection(stream, MEMORY, self._read)
+        connection = Connection(stream, MEMORY)
         connection.joined = True
         self._open(connection)
         with self._lock:

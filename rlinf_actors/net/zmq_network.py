@@ -32,7 +32,6 @@ from rlinf_actors.net.link import (
     Diagnosis,
     Link,
     Listener,
-    OnAnyThread,
     OnFailed,
     OnMessage,
     OnRejected,
@@ -41,7 +40,6 @@ from rlinf_actors.net.link import (
 )
 from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.net.message_socket import MessageSocket
-from rlinf_actors.net.reading import Reading
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Mechanism, Proof, Security
 from rlinf_actors.net.zmq_hub import ZmqHub, hub_takes, tune_connecting
@@ -86,15 +84,7 @@ class ZmqNetwork:
         self.memory: Arena | None = None
         self.bulk: BulkTransport | None = None
         self.forked = False
-        self._reading: Reading | None = None
         forks.watch(self)
-
-    @property
-    def reading(self) -> Reading:
-        """Who reads the sockets whose messages any thread may handle. Made when it is first used, on the loop."""
-        if self._reading is None:
-            self._reading = Reading(self._loop)
-        return self._reading
 
     def listener(
         self,
@@ -103,9 +93,8 @@ class ZmqNetwork:
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> Listener:
-        return _open(lambda: ZmqListener(self, on_message, max_bytes, gate, on_failed, on_any_thread))
+        return _open(lambda: ZmqListener(self, on_message, max_bytes, gate, on_failed))
 
     def link(
         self,
@@ -118,18 +107,16 @@ class ZmqNetwork:
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> Link:
         proof = self._security.proof(endpoint, token)
         events = LinkEvents(proof.pair.public if proof is not None else "", on_rejected, on_reset)
-        handlers = on_message, on_failed, on_any_thread
         if to and hub_takes(endpoint):
             keyed = proof is not None  # options of CURVE cannot be unset, so each kind has a hub
             hub = self._hubs.get(keyed) or _open(lambda: ZmqHub(self))
             self._hubs[keyed] = hub
             if not hub.has(endpoint):
-                return _open(lambda: hub.link(endpoint, identity, proof, events, *handlers))
-        return _open(lambda: ZmqLink(self, endpoint, identity, proof, events, *handlers))
+                return _open(lambda: hub.link(endpoint, identity, on_message, proof, events, on_failed))
+        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, events, on_failed))
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         return await reachability.check(endpoint, timeout_s)
@@ -154,8 +141,6 @@ class ZmqNetwork:
     def close(self) -> None:
         for socket in list(self._sockets):
             socket.close()
-        if self._reading is not None:
-            self._reading.close()
         if self._zap is not None:
             self._zap.close()
         self._context.term()
@@ -179,9 +164,8 @@ class ZmqListener(Socket):
         max_bytes: int,
         gate: Gate | None,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> None:
-        super().__init__(network, zmq.ROUTER, on_message, on_failed, on_any_thread)
+        super().__init__(network, zmq.ROUTER, on_message, on_failed)
         self._paths: list[tuple[str, int]] = []  # of unix sockets, with their inodes
         self._gate = gate
         self._guard: ConnectionGuard | None = None
@@ -265,13 +249,12 @@ class ZmqLink(Socket):
         network: ZmqNetwork,
         endpoint: str,
         identity: bytes,
+        on_message: OnMessage,
         proof: Proof | None,
         events: LinkEvents,
-        on_message: OnMessage,
         on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
     ) -> None:
-        super().__init__(network, zmq.DEALER, on_message, on_failed, on_any_thread)
+        super().__init__(network, zmq.DEALER, on_message, on_failed)
         self._endpoint = endpoint
         self._events = events
         try:

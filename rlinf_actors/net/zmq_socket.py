@@ -6,11 +6,11 @@ silently.
 
 *Receiving.* libzmq's file descriptor is edge-triggered: it reports readiness once, and any call on the socket, a send
 too, may consume that edge. So after every send the socket's events are read again, and each wake-up receives until
-the events, or EAGAIN, say that nothing is left. `read` is the one place that receives. It receives one chunk, or up
-to DRAIN if there were more the last time, then lets others go on. What handlers send leaves before the socket is
-checked for more: the check may consume the edge that announces more. On the control plane (no `on_any_thread`) a turn
-handles SLICE messages at most, and receives no more before all are handled: so a member that floods the head with
-requests delays neither the beats of others nor SIGTERM.
+the events, or EAGAIN, say that nothing is left. `_drain` is the one place that receives. It receives one chunk, or up
+to DRAIN if there were more the last time, then lets other callbacks of the loop run. What handlers send leaves before
+the socket is checked for more: the check may consume the edge that announces more. A turn handles SLICE messages at
+most, and receives no more before all are handled: so a member that floods the head with requests delays neither the
+beats of others nor SIGTERM.
 
 *Bad input.* If the listener's TCP side is a CURVE server (`net.socket_security` decides that), every frame is judged by
 the key of its connection (`net.admission`).
@@ -32,14 +32,14 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.connection_watch import Disconnector, SocketMonitor
 from rlinf_actors.net.framing import pack, unpack
-from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage
+from rlinf_actors.net.link import OnFailed, OnMessage
 from rlinf_actors.net.message_socket import Messages, MessageSocket
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
 SLICE = 256
-"""Most messages of the control plane that are handled in one turn of the loop. A chunk may have 65,536 of them."""
+"""Most messages that are handled in one turn of the loop. A chunk may have 65,536 of them."""
 DRAIN = 256
 """Most chunks that are received in one turn of the loop."""
 TURN_BYTES = 1 << 18
@@ -61,14 +61,9 @@ class Socket(MessageSocket):
     """Base of ZmqListener and ZmqLink."""
 
     def __init__(
-        self,
-        network: ZmqNetwork,
-        kind: int,
-        on_message: OnMessage,
-        on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
+        self, network: ZmqNetwork, kind: int, on_message: OnMessage, on_failed: OnFailed | None = None
     ) -> None:
-        super().__init__(network, on_message, on_failed, on_any_thread)
+        super().__init__(network, on_message, on_failed)
         self._drain_due = False
         self._next_drain: asyncio.Handle | None = None
         self._many = False  # more was left after the last drain
@@ -93,10 +88,6 @@ class Socket(MessageSocket):
         network._sockets.add(self)
 
     def _start(self) -> None:
-        if self._on_any_thread is not None:
-            self._network.reading.add(self._fd, self)
-            self._network.reading.again(self)
-            return
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
@@ -106,14 +97,7 @@ class Socket(MessageSocket):
         if self._drain_due or not self._readable():
             return None
         self._drain_due = True  # our send may have consumed the edge that announced these
-        return self._read_again
-
-    def _read_again(self) -> None:
-        """Have `read` called soon, although libzmq's descriptor may not announce what can be received. Any thread."""
-        if self._on_any_thread is not None:
-            self._network.reading.again(self)
-        else:
-            self._wake(self._drain)
+        return self._drain
 
     def _readable(self) -> bool:
         """Return True if a message can be received now. The caller holds the socket's lock.
@@ -128,8 +112,7 @@ class Socket(MessageSocket):
             self._write_queued()
             if self._closed or self._drain_due or not self._readable():
                 return
-            self._drain_due = True
-        self._read_again()
+        self._drain()
 
     def _write(self, peer: bytes, messages: Messages) -> None:
         socket = self._socket
@@ -157,23 +140,12 @@ class Socket(MessageSocket):
         if self._next_drain is not None:
             self._next_drain.cancel()  # in a flood each edge would add another call to every turn of the loop
             self._next_drain = None
-        if self.read(True) and not self._drain_due:
-            self._drain_due = True
-            self._next_drain = self._loop.call_soon(self._drain)
-
-    def read(self, on_loop: bool) -> bool:
-        """Receive and handle messages. Return True if more can be received. Only on the thread whose turn it is.
-
-        *on_loop*: True on the loop's thread.
-        """
-        thread = threading.get_ident()
-        if on_loop:
-            self._thread = thread
+        self._thread = threading.get_ident()
         chunks = []
         with self._lock:
             self._drain_due = False
             if self._closed:
-                return False
+                return
             try:
                 size = 0
                 for _ in range(0 if self._arrived else DRAIN if self._many else 1):
@@ -183,7 +155,7 @@ class Socket(MessageSocket):
                         break
             except zmq.Again:
                 pass
-        self._delivering = thread
+        self._delivering = True
         try:
             for chunk in chunks:
                 self._judge(*chunk)
@@ -193,15 +165,18 @@ class Socket(MessageSocket):
             if self.on_drained is not None and (chunks or arrived):
                 self.on_drained()
         finally:
-            self._delivering = 0
+            self._delivering = False
         with self._lock:
             if self._flush_due:
                 self._flush_due = False
                 self._write_queued()
             if self._closed:
-                return False
+                return
             self._many = self._readable()
-            return self._many or bool(self._arrived)
+            if self._drain_due or not (self._many or self._arrived):
+                return
+            self._drain_due = True
+        self._next_drain = self._loop.call_soon(self._drain)
 
     def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]]:
         receive = self._socket.recv
@@ -218,9 +193,6 @@ class Socket(MessageSocket):
         if self._admission is not None and not self._admission.admits(peer, self._key_of(first)):
             if self._disconnector is not None:
                 self._disconnector.soon(peer, first)
-            return
-        if self._on_any_thread is not None:
-            self._deliver(peer, first.bytes, big)
             return
         try:
             messages = unpack(first.bytes, big)
@@ -255,10 +227,7 @@ class Socket(MessageSocket):
                 return
             self._write_queued()
             self._closed = True
-            if self._on_any_thread is not None:
-                self._network.reading.remove(self._fd)
-            else:
-                self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._fd)
             if self._monitor is not None:
                 self._monitor.close()
             if self._disconnector is not None:

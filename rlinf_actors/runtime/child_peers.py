@@ -23,8 +23,7 @@ from rlinf_actors.errors import (
     RlinfActorsError,
 )
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.runtime.pending import PendingRequest
+from rlinf_actors.runtime.peer import Peer, PendingRequest
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.runtime.worker_ends import death

@@ -5,9 +5,8 @@ outcome, which is a value or an error and is set once, on any thread. A Future b
 several threads and several loops may wait for the same Future. Cancelling a task that awaits a Future does not change
 the Future.
 
-Callbacks run on the thread that sets the outcome: most often the I/O thread, or a thread that waits and reads the
-sockets meanwhile (`net.reading`). They must be short and must not run user code. Unpickling and user code run in
-`_outcome`, on the thread that takes the outcome.
+Callbacks run on the thread that sets the outcome, most often the I/O thread: they must be short and must not run user
+code. Unpickling and user code run in `_outcome`, on the thread that takes the outcome.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError
-from rlinf_actors.net import reading
-from rlinf_actors.net.idle_select import IdleSelect
 from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.wire.protocol import waiting
 
@@ -102,28 +99,15 @@ class Future(Generic[T]):
             loop = asyncio._get_running_loop()
             if loop is not None and loop.get_debug():
                 log.warning("waiting for %s blocks a running event loop: await it, or use async_op=True", self._what)
-            if not self._block_until_done(timeout):
+            gate = threading.Lock()
+            gate.acquire()
+            release = gate.release
+            self._on_done(release)
+            if not gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+                self._forget(release)
                 assert timeout is not None
                 raise self._timeout_error(timeout)
         return self._outcome()
-
-    def _block_until_done(self, timeout: float | None) -> bool:
-        """Block until the operation has ended, and read the sockets meanwhile. Return False if the time is over."""
-        active = reading.active
-        if active is not None:
-            waiter = active.waiter()
-            wake = waiter.wake
-            self._on_done(wake)
-            in_time = active.wait(waiter, self.done, timeout)
-        else:
-            gate = threading.Lock()
-            gate.acquire()
-            wake = gate.release
-            self._on_done(wake)
-            in_time = gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        if not in_time:
-            self._forget(wake)
-        return in_time
 
     async def async_wait(self) -> T:
         """Wait for the result without blocking the event loop. The same as ``await`` on this object."""
@@ -139,21 +123,11 @@ class Future(Generic[T]):
                 if not woken.done():
                     woken.set_result(None)
 
-            def notify() -> None:
-                if asyncio._get_running_loop() is loop:  # which has read the result itself
-                    wake()
-                else:
-                    call_threadsafe(loop, wake)
-
+            notify = functools.partial(call_threadsafe, loop, wake)
             self._on_done(notify)
-            idle = IdleSelect.of(loop)
-            if idle is not None:
-                idle.awaited += 1
             try:
                 yield from woken
             finally:
-                if idle is not None:
-                    idle.awaited -= 1
                 self._forget(notify)
         return self._outcome()
 

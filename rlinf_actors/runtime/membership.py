@@ -17,8 +17,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.runtime.construction import Construction, unpickle_exception
 from rlinf_actors.runtime.future import Promise, call_all
-from rlinf_actors.runtime.peer import First, Peer
-from rlinf_actors.runtime.pending import PendingRequest
+from rlinf_actors.runtime.peer import First, Peer, PendingRequest
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import ExitReport, WorkerState

@@ -13,8 +13,7 @@ that offer, because the answer decides how large parts travel. After that any th
 A Peer that has failed is never used again. When the connection is lost, or the worker is restarted or dies, RemoteGroup
 replaces the Peer by a new one and fails the old one, so that no call gets the answer to another call.
 
-Threads: frames arrive on the loop thread of the I/O thread, or on a thread that waits (`net.reading`), if what they
-belong to allows that (`anywhere`); each method names the threads it may be called on. No
+Threads: frames arrive on the loop thread of the I/O thread; each method names the threads it may be called on. No
 method blocks, and no user code runs here: exceptions of workers are unpickled on the caller's thread.
 """
 
@@ -26,7 +25,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Union
+from typing import Protocol, Union
+
+import msgspec
 
 from rlinf_actors import version
 from rlinf_actors.errors import (
@@ -38,11 +39,10 @@ from rlinf_actors.errors import (
     RlinfActorsError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.buffer_lending import Lending, own_header
+from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.bulk import BulkLink
 from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.runtime.future import call_all
-from rlinf_actors.runtime.pending import Pending
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
@@ -70,6 +70,35 @@ _ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Runs)
 
 First = Callable[[], "tuple[bytes, Sequence[Buffer]] | None"]
 """Returns the first message of a link, an encoded header and parts; None for no message."""
+
+
+class Pending(Protocol):
+    """A call that waits for one or more answers of a worker; the Peer of the worker keeps it until the call ends."""
+
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
+        """Handle one answer of the worker. Return True if it was the last one. Called on the loop thread."""
+
+    def fail(self, error: Exception) -> None:
+        """End the call with *error*, because the worker has ended or cannot be reached. Called on any thread."""
+
+
+class PendingRequest(msgspec.Struct, eq=False):
+    """A pending call that has one answer and is handled by two callbacks; only one of them is called, once.
+
+    Attributes:
+        answered: called on the loop thread with the answer.
+        failed: called on any thread with an error, if the worker has ended or cannot be reached.
+    """
+
+    answered: Callable[[frames.AnyFrame, AuthenticatedParts], object]
+    failed: Callable[[Exception], object]
+
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
+        self.answered(frame, parts)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self.failed(error)
 
 
 class Peer:
@@ -125,7 +154,6 @@ class Peer:
         self._lost = lost
         self._me = me
         self._listeners: dict[int, Callable[[frames.AnyFrame], object]] = {}
-        self._anywhere: set[int] = set()  # numbers of listeners that any thread may call
         self._watchers: list[Callable[[Exception], object]] = []
         self._network = network
         self.own_identity = identity
@@ -180,7 +208,6 @@ class Peer:
                 on_rejected=self._rejected,
                 on_reset=lambda: self._lost(self),
                 on_failed=self._handler_failed,
-                on_any_thread=self._received_anywhere,
             )  # fmt: skip
         except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
             self.fail(RlinfActorsError(f"cannot connect to {self.name} on {self.node}: {error}"))
@@ -274,21 +301,18 @@ class Peer:
         if self.pending.pop(call, None) is not None:
             self.send(frames.Cancel(call))
 
-    def listen(self, listener: Callable[[frames.AnyFrame], object], *, anywhere: bool = False) -> int:
+    def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
         """Choose a new number and return it. Call *listener* with each frame of `_LISTENED` that carries the number.
 
         Messages and channels use this for answers that come after a call. The listener is removed by `ignore`, or when
-        this Peer fails. *anywhere*: True if any thread may call it, one frame at a time, and not the loop thread alone.
+        this Peer fails.
         """
         number = new_call()
-        if anywhere:
-            self._anywhere.add(number)
         self._listeners[number] = listener
         return number
 
     def ignore(self, number: int) -> None:
         self._listeners.pop(number, None)
-        self._anywhere.discard(number)
 
     def on_gone(self, callback: Callable[[Exception], object]) -> None:
         """Call *callback* with the error when this Peer fails; at once if it has already failed. Any thread."""
@@ -395,44 +419,17 @@ class Peer:
         for frame, parts in withheld.values():
             self._answered(frame, parts)
 
-    # --- what arrives; one message at a time, on the loop thread if not said otherwise ---
-
-    def _received_anywhere(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> bool:
-        """Handle a message on any thread and return True, if its call or listener allows that; else return False."""
-        if self._bulk is not None:
-            return False  # it may have to wait for parts that come beside it
-        try:
-            frame = frames.decode(own_header(header))
-        except RemoteWireError:
-            return False
-        if isinstance(frame, _ANSWERS):
-            pending = self.pending.get(frame.id)
-            if self._create or pending is None or not pending.anywhere:
-                return False
-        elif not isinstance(frame, _LISTENED) or frame.id not in self._anywhere:
-            return False
-        self._handle(frame, header, parts)
-        return True
+    # --- what arrives; loop thread ---
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
+        self.received += 1
         if self._bulk is None or not self._bulk.takes(header, parts):
             self._arrived(header, parts)
 
     def _arrived(self, header: bytes, parts: list[Buffer]) -> None:
         self._handling = None
         try:
-            frame = frames.decode(own_header(header))
-        except RemoteWireError as error:
-            self.received += 1
-            log.warning("dropped a message from %s on %s: %s", self.name, self.node, error)
-            return
-        self._handle(frame, header, parts)
-
-    def _handle(self, frame: frames.AnyFrame, header: bytes, parts: list[Buffer]) -> None:
-        self.received += 1
-        self._handling = frame
-        try:
-            self._lending.unpack(header, parts)
+            frame = self._handling = frames.decode(self._lending.unpack(header, parts))
         except RemoteWireError as error:
             log.warning("dropped a message from %s on %s: %s", self.name, self.node, error)
             return

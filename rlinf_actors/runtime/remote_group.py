@@ -30,8 +30,7 @@ from rlinf_actors.net.loop import Turns
 from rlinf_actors.runtime.construction import Construction, Readiness, unpickle_exception
 from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.membership import Membership, ResizableGroup
-from rlinf_actors.runtime.peer import First, Peer
-from rlinf_actors.runtime.pending import PendingRequest
+from rlinf_actors.runtime.peer import First, Peer, PendingRequest
 from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts

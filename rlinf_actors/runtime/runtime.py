@@ -25,7 +25,7 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.exhaustion import raise_file_limit
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net import fault_injection, reading
+from rlinf_actors.net import fault_injection
 from rlinf_actors.net.bulk_handshake import BulkTransport
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
@@ -137,7 +137,6 @@ class Runtime:
         security: security settings of the sockets.
         on_lost: called on the loop thread, with the reason, when the head ends this session.
         on_given_up: called on the loop thread, with the reason, when the head has declared this process dead.
-        guarded: True in a robot worker. Its guard stops threads wherever they are, so they must not read the sockets.
     """
 
     def __init__(
@@ -152,14 +151,12 @@ class Runtime:
         security: Security | None = None,
         on_lost: Callable[[str], None] = lambda reason: None,
         on_given_up: Callable[[str], None] = lambda reason: None,
-        guarded: bool = False,
     ) -> None:
         from rlinf_actors.net.local_network import LocalNetwork  # loads zmq: not before something is started
         from rlinf_actors.net.zmq_network import ZmqNetwork
 
         settings = Settings.load()
         fault_injection.load(settings.faults)
-        reading.threads_read = settings.readers == "waiting" and not guarded
         if role == "driver":
             driver_log.set_up(os.environ)
         self._output = WorkerOutput(log_dir, lambda credit: self.io.call(self._tell, credit))

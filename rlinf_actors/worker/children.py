@@ -410,8 +410,6 @@ def _listen(context: worker_context.WorkerContext) -> None:
 class _Answered:
     """Waits for one answer of a peer: the future `done` is set when the peer answers or has died."""
 
-    anywhere = False
-
     def __init__(self) -> None:
         self.done = asyncio.get_running_loop().create_future()
 

@@ -215,7 +215,6 @@ def start(
         token=spec.token,
         security=security,
         on_given_up=on_given_up,
-        guarded=bool(spec.claims),
     )
     emulated = NetEmulationConfig.from_environment(os.environ)
     if emulated is not None:
@@ -242,7 +241,7 @@ def start(
             job_name(spec.token),
         )
         messenger = Messenger(runtime, job.connected, server.answer, settings.send_window_bytes, transfers)
-        server.serve((frames.UserMessage,), messenger.arrived, messenger.arrives_anywhere)
+        server.serve((frames.UserMessage,), messenger.arrived)
         server.serve((frames.Written,), messenger.written)
         server.serve((frames.ShareParts,), PartsRelay(runtime, server.shared_calls).handle)
         server.on_link_lost(messenger.link_lost)

@@ -5,8 +5,7 @@
 * A class with any ``async def`` runs everything on one event loop of the main thread, so its state needs no lock.
 * Methods marked ``@Worker.concurrent`` have threads of their own in both cases.
 
-The server submits calls, on the I/O thread or on an idle thread of an executor, which reads the sockets itself
-(`net.reading`): a call then passes no other thread. `worker.main` chooses the executor and gives it the main thread.
+The server submits calls on the I/O thread. `worker.main` chooses the executor and gives it the main thread.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import UsageError
-from rlinf_actors.net import reading
 from rlinf_actors.net.loop import call_soon, new_event_loop
 from rlinf_actors.worker.invocation import Invocation, own_steps
 from rlinf_actors.worker.standstill import Unwound
@@ -55,16 +53,13 @@ def _longest(running: Iterable[Invocation | None], waiting: int) -> Activity:
 
 class Executor(Protocol):
     def submit(self, invocation: Invocation) -> None:
-        """Queue a call to run when its turn comes. Any thread, one at a time."""
+        """Queue a call to run when its turn comes. I/O thread only."""
 
     def idle(self) -> bool:
         """Return True if no call is queued.
 
         The server then sends an answer at once, instead of together with the next answer.
         """
-
-    def expect(self) -> None:
-        """Prepare for the next call: this thread of the executor sends its answer now, and then waits."""
 
     def begin(self, make: Callable[[], Any]) -> Any:
         """Call *make*, await the result if it is a coroutine, and return the result. Main thread, before `serve`.
@@ -99,11 +94,7 @@ class SerialExecutor:
     """Runs one call at a time, in order of arrival, on the main thread."""
 
     def __init__(self) -> None:
-        active = reading.active
-        # SimpleQueue has no lock that a stopped thread of a robot worker could keep
-        self._queue: queue.SimpleQueue[Invocation] | reading.WaitingQueue[Invocation] = (
-            queue.SimpleQueue() if active is None else reading.WaitingQueue(active)
-        )
+        self._queue: queue.SimpleQueue[Invocation] = queue.SimpleQueue()
         self._running: list[list[Invocation | None]] = []  # a slot for each thread, which alone writes it
 
     def submit(self, invocation: Invocation) -> None:
@@ -111,10 +102,6 @@ class SerialExecutor:
 
     def idle(self) -> bool:
         return self._queue.empty()
-
-    def expect(self) -> None:
-        if isinstance(self._queue, reading.WaitingQueue):
-            self._queue.expect()
 
     def begin(self, make: Callable[[], Any]) -> Any:
         return forks.guarded(CONSTRUCTOR, make)
@@ -189,9 +176,6 @@ class BesideExecutor:
     def idle(self) -> bool:
         return self.main.idle() and all(beside.idle() for beside in self._beside.values())
 
-    def expect(self) -> None:
-        """Do nothing: the threads of the methods beside are not told apart here."""
-
     def begin(self, make: Callable[[], Any]) -> Any:
         return self.main.begin(make)
 
@@ -240,9 +224,6 @@ class LoopExecutor:
 
     def idle(self) -> bool:
         return not self._queue
-
-    def expect(self) -> None:
-        """Do nothing: the loop's thread may run more before it waits."""
 
     def serve(self, instance: Any) -> None:
         self._instance = instance

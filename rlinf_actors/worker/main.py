@@ -37,7 +37,6 @@ from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, 
 from rlinf_actors.group.class_facts import check_lease_hook, public_methods
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
-from rlinf_actors.net import reading
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire import failure, frames, payload
@@ -104,12 +103,6 @@ class OrderlyExit:
         if self._begun:
             return  # sent again
         self._begun = True
-        if reading.active is None:
-            self._end()
-        else:
-            reading.active.after_handling(self._end)
-
-    def _end(self) -> None:
         try:
             atexit._run_exitfuncs()
         except BaseException:  # noqa: BLE001 - no caller: stderr is part of the exit report

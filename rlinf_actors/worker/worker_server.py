@@ -8,9 +8,7 @@ has failed (`refuse`).
 The server notices the end of a peer on this machine by a pidfd. The head reports the end of every other peer
 (`RemotePeers`). That needs a session with the head, which the server opens only for a stream or for many peers.
 
-Everything runs on the I/O thread, unless a docstring says otherwise. Calls and other frames of `_anywhere` are handled
-on the thread that has read them, which may be an idle thread of the executor (`net.reading`). No method blocks, and
-none runs user code.
+Everything runs on the I/O thread, unless a docstring says otherwise. No method blocks, and none runs user code.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from rlinf_actors import procfs, version
 from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.buffer_lending import Lending, own_header
+from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.bulk import BulkLink
 from rlinf_actors.net.link import LogThrottle, Network, peer_name
 from rlinf_actors.runtime.future import call_all
@@ -116,9 +114,7 @@ class WorkerServer:
         rejected: RejectedPeers | None = None,
     ) -> None:
         self.rejected = rejected or RejectedPeers()
-        self._listener = network.listener(
-            self._received, gate=gate, on_failed=self._failed, on_any_thread=self._received_anywhere
-        )
+        self._listener = network.listener(self._received, gate=gate, on_failed=self._failed)
         self._made = Invocation if recorder.active is None else TracedInvocation
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
@@ -141,9 +137,6 @@ class WorkerServer:
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._handlers: dict[type[frames.Frame], Handler] = {}
-        self._anywhere: dict[type[frames.Frame], Callable[[Any], bool]] = dict.fromkeys(
-            (frames.Call, frames.Cancel, frames.Credit, frames.Dropped), lambda frame: True
-        )
         self._near: set[bytes] = set()
         self._on_link_lost: list[LinkLost] = []
         self._on_forgotten: list[Callable[[bytes], object]] = []
@@ -179,17 +172,9 @@ class WorkerServer:
         for peer, id in asked:
             self.answer(peer, frames.Runs(id, ""))
 
-    def serve(
-        self, kinds: Iterable[type[frames.Frame]], handler: Handler, anywhere: Callable[[Any], bool] | None = None
-    ) -> None:
-        """Call *handler* for each frame of *kinds*, first for those that arrived before this call.
-
-        *anywhere* returns True for a frame that *handler* may handle on any thread; None if it never may.
-        """
-        kinds = tuple(kinds)
+    def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
+        """Call *handler* for each frame of *kinds*, first for those that arrived before this call."""
         self._handlers.update(dict.fromkeys(kinds, handler))
-        if anywhere is not None:
-            self._anywhere.update(dict.fromkeys(kinds, anywhere))
         early, self._early = self._early, []
         for peer, frame, parts in early:
             self._handle(peer, frame, parts)
@@ -248,30 +233,11 @@ class WorkerServer:
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
         """Send the answer of a call, or one item of a stream, to the caller. Runs on the executor's thread."""
         if type(frame) is not frames.Item:
-            if self._executor is not None:
-                self._executor.expect()
             self._calls.pop((invocation.peer, invocation.id), None)
             if type(frame) is frames.Ok and invocation.method == "_close":
                 self._on_closed()
         now = self._executor is None or self._executor.idle()
         self.send(invocation.peer, frame, parts, now=now)
-
-    def _received_anywhere(self, peer: bytes, header: bytes, parts: list[Buffer]) -> bool:
-        """Handle a message on the thread that reads, and return True, if its kind allows that. Any thread."""
-        lending = self._members.get(peer)
-        if lending is None or peer in self._bulk or peer in self.shared_calls.held:
-            return False
-        try:
-            frame = frames.decode(own_header(header))
-        except RemoteWireError:
-            return False
-        anywhere = self._anywhere.get(type(frame))
-        if anywhere is None or not anywhere(frame):
-            return False
-        self._handling = frame
-        lending.unpack(header, parts)
-        self._handle(peer, frame, AuthenticatedParts(parts))
-        return True
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         bulk = self._bulk.get(peer)
@@ -312,7 +278,7 @@ class WorkerServer:
         else:
             self.answer(peer, frames.Rejected("internal", str(error)))
             if peer in self._members:
-                self._network.soon(partial(self._link_lost, peer, self._workers.get(peer, "")))
+                self._link_lost(peer, self._workers.get(peer, ""))
 
     def _cancel(self, peer: bytes, id: int) -> None:
         invocation = self._calls.pop((peer, id), None)

@@ -49,8 +49,6 @@ class LoneWorker:
     def idle(self) -> bool:
         return True
 
-    def expect(self) -> None: ...
-
     def _run(self, invocation: Any) -> None:
         if self.running:
             invocation.run(self)

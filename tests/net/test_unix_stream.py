@@ -506,27 +506,24 @@ async def test_descriptors_are_not_inherited_by_programs(streams: World) -> None
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_threads_send_in_order_whoever_reads(streams: World, seed: int) -> None:
+async def test_threads_send_in_order_when_streams_are_full(streams: World, seed: int) -> None:
     """Each thread's messages arrive whole and in its order, however full the streams are."""
     choose = random.Random(seed)
     got: dict[bytes, list[int]] = {}
 
-    def anywhere(peer: bytes, header: bytes, parts: list) -> bool:
-        if header[:1] == b"l" and threading.current_thread() is not threading.main_thread():
-            return False  # as a message that only the loop may handle
+    def arrived(peer: bytes, header: bytes, parts: list) -> None:
         got.setdefault(header.partition(b" ")[0], []).append(int(header.partition(b" ")[2]))
         assert all(part == bytes([len(part) % 251]) * len(part) for part in parts)
-        return True
 
-    def on_loop(peer: bytes, header: bytes, parts: list) -> None:
+    def joined(peer: bytes, header: bytes, parts: list) -> None:
         if header != net_kit.JOIN:
-            anywhere(peer, header, parts)
+            arrived(peer, header, parts)
         listener.admit(peer)
 
     network, endpoint, count = streams.network, streams.endpoint + "many", 300
-    listener = network.listener(on_loop)
+    listener = network.listener(joined)
     listener.bind(endpoint)
-    links = [network.link(endpoint, b"%d" % n, anywhere, to="g:0", on_any_thread=anywhere) for n in range(2)]
+    links = [network.link(endpoint, b"%d" % n, arrived, to="g:0") for n in range(2)]
     for link in links:
         link.send(net_kit.JOIN, now=True)
     await until(lambda: all(b"%d" % n in listener._streams for n in range(2)))
@@ -540,20 +537,12 @@ async def test_threads_send_in_order_whoever_reads(streams: World, seed: int) ->
             else:
                 listener.send(b"%d" % (name % 2), header, parts, now=now)
 
-    def read() -> None:
-        """Read in place of the loop, now and then."""
-        while not done.is_set():
-            waiter = network.reading.waiter()
-            network.reading.wait(waiter, lambda: False, 0.003)
-
-    done = threading.Event()
-    threads = [threading.Thread(target=send, args=(name,)) for name in range(6)] + [threading.Thread(target=read)]
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(6)]
     for thread in threads:
         thread.start()
     try:
         await until(lambda: sum(map(len, got.values())) == 6 * count)
     finally:
-        done.set()
         for thread in threads:
             await asyncio.to_thread(thread.join)
     assert all(numbers == list(range(count)) for numbers in got.values())

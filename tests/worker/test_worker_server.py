@@ -43,8 +43,6 @@ class Inline:
     def idle(self) -> bool:
         return not self.queue
 
-    def expect(self) -> None: ...
-
     def double(self, x):
         return 2 * x
 
