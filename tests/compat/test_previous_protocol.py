@@ -169,9 +169,10 @@ def test_running_workers_import_nothing_from_an_upgraded_installation(tmp_path):
     with nodes() as local, local.cluster() as cluster:
         two = NodePlacementStrategy([1, 1])
         mixed = cw.Mixed.create_group().launch(cluster, two, name="mixed")
-        counting = cw.Counting.create_group().launch(cluster, two, name="counting")
+        counting = cw.Counting.create_group().launch(cluster, two, name="counting").wait_ready()
         assert mixed.double(1).wait() == [2, 2]
         channel = Channel.create("items", node_rank=0)
+        assert channel.empty()
         installed = Path(local.nodes[1].run_dir, "pkg", "rlinf_actors")  # the installation of its workers
         installed.unlink()
         installed.symlink_to(tmp_path)
