@@ -61,7 +61,7 @@ RETRY_S = 60.0
 PLACE_S = 10.0
 """Seconds in which the message of a piece must arrive; it was sent before the piece, on another connection."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""Most bytes of a transfer: the machine's memory."""
+"""Most bytes of the transfers that arrive on a link at a time: the machine's memory."""
 _ZEROS = bytes(framing.ALIGN)
 
 _Index = Annotated[int, Meta(ge=0)]
@@ -106,8 +106,9 @@ class Inline(_Message, frozen=True, tag=4):
     transfer: int
 
 
+AnyMessage = Union[Announce, Open, Ended, Done, Inline]
 _encode = msgspec.msgpack.Encoder().encode
-_decode = checked(msgspec.msgpack.Decoder(Union[Announce, Open, Ended, Done, Inline]), "a message about bulk streams")
+_decode = checked(msgspec.msgpack.Decoder(AnyMessage), "a message about bulk streams")
 
 
 class Outgoing:
@@ -141,11 +142,13 @@ class Incoming:
         memory: allocates the places of the parts.
 
     Attributes:
+        size: size of all parts in bytes.
         complete: True if all parts are there.
     """
 
     def __init__(self, rows: Sequence[tuple[int, int]], memory: ReceiveMemory) -> None:
         sizes = [size for _, size in rows]
+        self.size = sum(sizes)
         regions = framing.regions_of(sizes)
         self.pieces = Received(regions)
         self.complete = False
@@ -208,6 +211,7 @@ class BulkLink:
         self._queue: collections.deque[Outgoing] = collections.deque()
         self._next: PieceHeader | None = None  # first piece of the queue
         self._incoming: dict[int, Incoming] = {}
+        self._arriving = 0  # bytes of these transfers
         self._announced = 0  # highest number
         self._by_link: dict[int, list[Buffer]] = {}  # parts that came by the link before their message
         self._early: set[int] = set()  # numbers of transfers whose pieces came before their messages
@@ -377,7 +381,7 @@ class BulkLink:
             return False
         return True
 
-    def _handle(self, message: Announce | Open | Ended | Done | Inline, parts: list[Buffer]) -> None:
+    def _handle(self, message: AnyMessage, parts: list[Buffer]) -> None:
         if isinstance(message, Announce):
             self._begin(message, parts)
         elif isinstance(message, Done):
@@ -413,7 +417,7 @@ class BulkLink:
     def _begin(self, message: Announce, parts: list[Buffer]) -> None:
         """Keep a message until its transfer is complete, and all later messages behind it."""
         sizes = [size for _, size in message.rows]
-        if sum(sizes) > MEMORY or message.transfer <= self._announced:
+        if sum(sizes) + self._arriving > MEMORY or message.transfer <= self._announced:
             raise RemoteWireError(f"a transfer of {sum(sizes)} bytes, or one that came before")
         if any(index >= len(parts) for index, _ in message.rows):
             raise RemoteWireError("a transfer with parts that the message does not have")
@@ -423,6 +427,7 @@ class BulkLink:
                 return
             self._announced = message.transfer
             self._incoming[message.transfer] = incoming
+            self._arriving += incoming.size
             self._early.discard(message.transfer)
             streams = list(self._streams)
             came = self._by_link.pop(message.transfer, None)
@@ -438,8 +443,9 @@ class BulkLink:
 
     def _completed(self, transfer: int) -> None:
         with self._lock:
-            known = self._incoming.pop(transfer, None) is not None and not self._closed
-        if known:
+            incoming = self._incoming.pop(transfer, None)
+            self._arriving -= 0 if incoming is None else incoming.size
+        if incoming is not None and not self._closed:
             self._send(MARK + _encode(Done([transfer])), ())
             self._advance()
 

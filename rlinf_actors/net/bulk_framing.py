@@ -122,7 +122,9 @@ class Received:
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self._regions = regions
-        self._left = {(number, offset) for _, number, _, offset in pieces_of(0, regions)}
+        # a byte for each piece: a short message may announce as many pieces as the machine's memory has
+        self._missing = [bytearray(b"\1") * -(-region.size // PIECE) for region in regions]
+        self._left = sum(map(len, self._missing))
 
     @property
     def complete(self) -> bool:
@@ -130,7 +132,9 @@ class Received:
 
     def check(self, header: PieceHeader) -> None:
         """Raise RemoteWireError unless *header* is that of a piece that is still missing."""
-        if (header.region, header.offset) not in self._left:
+        number, rest = divmod(header.offset, PIECE)
+        missing = self._missing[header.region] if header.region < len(self._missing) else b""
+        if rest or number >= len(missing) or not missing[number]:
             raise RemoteWireError(f"a piece that came before, or that is outside its transfer: {header}")
         size = self._regions[header.region].size
         if header.size != min(PIECE, size - header.offset):
@@ -139,7 +143,8 @@ class Received:
     def add(self, header: PieceHeader) -> None:
         """Note that the piece has arrived. Raises RemoteWireError if it has arrived before."""
         self.check(header)
-        self._left.discard((header.region, header.offset))
+        self._missing[header.region][header.offset // PIECE] = 0
+        self._left -= 1
 
 
 # --- the handshake ---

@@ -17,7 +17,7 @@ from rlinf_actors.codesync import tree
 from rlinf_actors.errors import ConfigError, ProtocolError, RemoteWireError
 from rlinf_actors.group import group_spec
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.net import authentication, framing, stream_framing
+from rlinf_actors.net import authentication, bulk, bulk_framing, framing, stream_framing
 from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.shared_memory import SHARED_FROM, Arena
 from rlinf_actors.security import job
@@ -114,6 +114,36 @@ class _OneKey:
         raise AssertionError("judging has no effects")
 
 
+_HANDSHAKE = bulk_framing.Handshake(*(bytes([n]) * size for n, size in enumerate((16, 32, 16, 16))))
+_REGIONS = bulk_framing.regions_of([3 << 20, 5000, 700, bulk_framing.PIECE])
+
+
+def _bulk_hello(data: bytes) -> object:
+    """Whatever a stranger says at a bulk port, only the holder of the session's secret is admitted."""
+    if len(data) != bulk_framing.HELLO:
+        raise RemoteWireError("more must come, or was not read")
+    bulk_framing.session_of(data)
+    made = bulk_framing.accept(data, _HANDSHAKE.secret, _HANDSHAKE.accepting)
+    assert (made.session, made.connecting) == (_HANDSHAKE.session, _HANDSHAKE.connecting), "let in"
+    return made
+
+
+def _bulk_piece(data: bytes) -> object:
+    """The headers of the pieces of one transfer: no two have the same place, and none is outside."""
+    received = bulk_framing.Received(_REGIONS)
+    size = 0
+    for start in range(0, len(data), bulk_framing.HEADER):
+        if len(data) - start < bulk_framing.HEADER:
+            raise RemoteWireError("more must come")
+        header = bulk_framing.decode_header(data[start : start + bulk_framing.HEADER])
+        received.add(header)
+        assert header.offset + header.size <= _REGIONS[header.region].size
+        size += header.size
+    assert received.complete == (size == sum(region.size for region in _REGIONS))
+    return received
+
+
+_PIECES = tuple(header.encode() for header in bulk_framing.pieces_of(1, _REGIONS))
 _cut = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
@@ -159,6 +189,9 @@ DECODERS = {
     "to_worker": Decoder(template_protocol.decode_to_worker, _said(template_protocol.ToWorker)),
     "chunk": Decoder(_unchunk, (framing.pack([(b"h", [b"p", bytes(framing.BIG)]), (b"", [])])[0],)),
     "stream": Decoder(_unstream, (_STREAM, _STREAM * 3)),
+    "bulk": Decoder(bulk._decode, _said(bulk.AnyMessage, 20)),
+    "bulk_hello": Decoder(_bulk_hello, (_HANDSHAKE.hello(),)),
+    "bulk_piece": Decoder(_bulk_piece, (*_PIECES, b"".join(_PIECES), b"".join(reversed(_PIECES)))),
     "lent": Decoder(_lent, _leases()),
     "zap": Decoder(_zap, (msgspec.msgpack.encode(_ZAP),)),
     "join_token": Decoder(lambda data: job.parse(data.decode(errors="replace")), (_TOKEN,), (ConfigError,)),

@@ -67,6 +67,9 @@ GREEDY = {
     "empty names": ("control", WATCH + ARRAY + b"\xa0" * LONG),
     "endless names": ("control", WATCH + ENDLESS + b"\xa0" * LONG),
     "short names": ("control", WATCH + ARRAY + b"\xa2ab" * LONG),
+    "empty rows": ("bulk", b"\x94\x00\x01" + ARRAY + b"\x92\x00\x01" * LONG + b"\xc4\x00"),
+    "endless rows": ("bulk", b"\x94\x00\x01" + ENDLESS + b"\x92\x00\x01" * LONG),
+    "endless transfers": ("bulk", b"\x92\x03" + ENDLESS + b"\x00" * LONG),
     "empty structs": ("to_agent", b"\x82\xa4type\xa6Pulses\xa5pongs" + ARRAY + b"\x81\xa2id\xa0" * LONG),
 }
 

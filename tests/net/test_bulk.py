@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import tracemalloc
 
 import pytest
 from bulk_kit import MIB, End, Pair, array, eventually
 
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net import bulk, bulk_handshake, bulk_streams
+from rlinf_actors.net import bulk_framing as framing
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "keyed"])
@@ -264,3 +267,26 @@ async def test_a_stream_of_an_ended_session_takes_no_piece(pair):
     pair.near.bulk.pack(b"second", [array(MIB)])
     assert pair.near.bulk.has_pieces()
     assert pair.near.bulk.next_piece(old) is None
+
+
+async def test_transfers_that_together_exceed_the_machines_memory_are_refused(pair, caplog, monkeypatch):
+    monkeypatch.setattr(bulk, "MEMORY", 3 * MIB)
+    pair.far.bulk.place = lambda header: None
+    for number in range(1, 5):
+        pair.far.receive(bulk.MARK + bulk._encode(bulk.Announce(number, [(0, MIB)], b"x")), [b""])
+    assert len(pair.far.bulk._incoming) == 3
+    assert "dropped a message about bulk streams" in caplog.text
+
+
+def test_the_account_of_a_transfer_of_a_tebibyte_is_small():
+    region = framing.Region(1 << 40, ((0, 0, 1 << 40),))
+    tracemalloc.start(1)
+    try:
+        received = framing.Received([region])
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+    last = framing.PieceHeader(1, 0, framing.PIECE, (1 << 40) - framing.PIECE)
+    received.add(last)
+    with pytest.raises(RemoteWireError, match="before"):
+        received.add(last)

@@ -164,3 +164,24 @@ async def test_a_process_without_the_cipher_does_not_listen(pair, monkeypatch):
     transport = bulk_handshake.BulkTransport(asyncio.get_running_loop(), True)
     assert transport.listen("127.0.0.1") == 0
     await transport.close()
+
+
+async def test_of_strangers_no_more_than_a_hello_each_is_read(pair, monkeypatch):
+    """However much they send: what is not authenticated costs a fixed number of bytes, and one session at most."""
+    monkeypatch.setattr(bulk_handshake, "HANDSHAKE_S", 0.5)
+    read, real = [], pair.far.transport._read
+
+    async def reading(sock, size):
+        data = await real(sock, size)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(pair.far.transport, "_read", reading)
+    more = bytes(100_000)
+    said = [hello(pair, os.urandom(framing.SESSION), os.urandom(framing.SECRET), then=more) for _ in range(40)]
+    strangers = asyncio.gather(*said)
+    await eventually(lambda: len(read) == 40)
+    assert set(read) == {framing.HELLO}
+    assert len(pair.far.transport._expected) <= 40
+    assert await strangers == [b""] * 40
+    await eventually(lambda: not (pair.far.transport._expected or pair.far.transport._waiting))
