@@ -15,13 +15,15 @@ Failures. If a session cannot be opened, or one of its streams fails, both ends 
 that is not Done by the link itself (Inline), as if there were no bulk streams. After RETRY_S the next transfer may open
 a session again. When the link ends, its transfers end with it.
 
+Idle sessions. After IDLE_S without a transfer, the process that has the link ends the session (Ended with the text
+IDLE), and the listener closes the streams. The next transfer opens a new session.
+
 Threads: `pack` on any thread; `place`, `received` and `next_piece` on the engine's threads; the rest on the loop's.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 import os
 import secrets
@@ -38,9 +40,9 @@ from msgspec import Meta
 from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import bulk_framing as framing
-from rlinf_actors.net.bulk_framing import PieceHeader, Received
+from rlinf_actors.net.bulk_framing import PieceHeader
 from rlinf_actors.net.bulk_streams import Stream
-from rlinf_actors.net.receive_memory import ReceiveMemory
+from rlinf_actors.net.bulk_transfers import Incoming, Outgoing
 from rlinf_actors.wire.protocol import checked
 
 if TYPE_CHECKING:
@@ -58,11 +60,14 @@ LARGE = 4 << 10
 """Size in bytes from which a part of such a message travels by bulk streams."""
 RETRY_S = 60.0
 """Seconds without bulk streams after they have failed on a link."""
+IDLE_S = 60.0
+"""Seconds without a transfer after which the streams of a link are closed."""
+IDLE = "idle"
+"""The text of an Ended that reports no failure."""
 PLACE_S = 10.0
 """Seconds in which the message of a piece must arrive; it was sent before the piece, on another connection."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Most bytes of the transfers that arrive on a link at a time: the machine's memory."""
-_ZEROS = bytes(framing.ALIGN)
 
 _Index = Annotated[int, Meta(ge=0)]
 
@@ -111,69 +116,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = checked(msgspec.msgpack.Decoder(AnyMessage), "a message about bulk streams")
 
 
-class Outgoing:
-    """A transfer that this process sends. It refers to the parts until the receiver has them all."""
-
-    def __init__(self, number: int, parts: Sequence[Buffer]) -> None:
-        self.parts = [memoryview(part).cast("B") for part in parts]
-        self._regions = framing.regions_of([part.nbytes for part in self.parts])
-        self.pieces = framing.pieces_of(number, self._regions)
-
-    def buffers(self, header: PieceHeader) -> list[Buffer]:
-        """Return the bytes of a piece, without a copy."""
-        region = self._regions[header.region]
-        if len(region.parts) == 1:
-            return [self.parts[region.parts[0][0]][header.offset : header.offset + header.size]]
-        found: list[Buffer] = []
-        end = 0
-        for index, start, size in region.parts:
-            if start > end:
-                found.append(_ZEROS[: start - end])
-            found.append(self.parts[index])
-            end = start + size
-        return found
-
-
-class Incoming:
-    """A transfer that this process receives.
-
-    Args:
-        rows: index in the message and size in bytes of each part.
-        memory: allocates the places of the parts.
-
-    Attributes:
-        size: size of all parts in bytes.
-        complete: True if all parts are there.
-    """
-
-    def __init__(self, rows: Sequence[tuple[int, int]], memory: ReceiveMemory) -> None:
-        sizes = [size for _, size in rows]
-        self.size = sum(sizes)
-        regions = framing.regions_of(sizes)
-        self.pieces = Received(regions)
-        self.complete = False
-        self._rows = rows
-        self._regions = [memory.take(region.size) for region in regions]
-        self._parts: list[Buffer] = [b""] * len(sizes)
-        for region, view in zip(regions, self._regions, strict=True):
-            for index, start, size in region.parts:
-                self._parts[index] = view[start : start + size]
-
-    def place(self, header: PieceHeader) -> AbstractContextManager[memoryview]:
-        return contextlib.nullcontext(self._regions[header.region][header.offset : header.offset + header.size])
-
-    def complete_with(self, parts: list[Buffer]) -> None:
-        """Use parts that came by the link instead."""
-        if [memoryview(part).nbytes for part in parts] != [size for _, size in self._rows]:
-            raise RemoteWireError("parts of another size than announced")
-        self._parts, self.complete = parts, True
-
-    def put_into(self, parts: list[Buffer]) -> None:
-        """Put the parts of the transfer into the list of all parts of the message."""
-        for (index, _), part in zip(self._rows, self._parts, strict=True):
-            parts[index] = part
-
-
 class BulkLink:
     """The bulk side of one link, at the process that has the link or at the listener.
 
@@ -204,6 +146,7 @@ class BulkLink:
         self._lock = threading.Lock()
         self._session = b""
         self._streams: list[Stream] = []
+        self._retired: list[Stream] = []  # of an idle session, until the listener closes them
         self._failed_at: float | None = None
         self._closed = False
         self._numbers = 0
@@ -264,7 +207,25 @@ class BulkLink:
         secret = secrets.token_bytes(framing.SECRET)
         self._send(MARK + _encode(Open(session, secret, self._transport.keyed)), ())
         self._transport.connect(self, self._address, session, secret)
+        self._transport.later(IDLE_S, partial(self._end_if_idle, session, (0, 0)))
         return True
+
+    def _end_if_idle(self, session: bytes, seen: tuple[int, int]) -> None:
+        """End *session* if it had no transfer since *seen*, else look again later. Loop thread only."""
+        with self._lock:
+            if session != self._session or self._closed:
+                return
+            now = (self._numbers, self._announced)
+            idle = now == seen and not (self._outgoing or self._incoming or self._early)
+            if idle:
+                self._session = b""
+                # the listener closes them: at its end, a closed stream before the Ended would look like a failure
+                self._retired, self._streams = self._streams, []
+        if idle:
+            self._transport.forget(session)
+            self._send(MARK + _encode(Ended(session, IDLE)), ())
+        else:
+            self._transport.later(IDLE_S, partial(self._end_if_idle, session, now))
 
     def _fill(self) -> None:
         while self._next is None and self._queue:
@@ -346,13 +307,13 @@ class BulkLink:
             self._session = b""
             streams, self._streams = self._streams, []
             lost, self._outgoing = self._outgoing, {}
-            self._failed_at = time.monotonic()
+            self._failed_at = None if why == IDLE else time.monotonic()
             self._queue.clear()
             self._next = None
             self._early.clear()
             open_ones = len(lost) + len(self._incoming)
         # a peer that ends closes its streams, too: only what was under way is worth a warning
-        level = logging.WARNING if open_ones else logging.DEBUG
+        level = logging.WARNING if open_ones and why != IDLE else logging.DEBUG
         log.log(level, "large parts to and from %s go by the slower link for %g s: %s", self.name, RETRY_S, why)
         self._transport.forget(session)
         for stream in streams:
@@ -476,7 +437,7 @@ class BulkLink:
             if self._closed:
                 return
             self._closed = True
-            session, streams, self._streams = self._session, self._streams, []
+            session, streams, self._streams = self._session, [*self._streams, *self._retired], []
             self._incoming.clear()
         self.forget_outgoing()
         self._transport.soon(self._held.clear)

@@ -290,3 +290,51 @@ def test_the_account_of_a_transfer_of_a_tebibyte_is_small():
     received.add(last)
     with pytest.raises(RemoteWireError, match="before"):
         received.add(last)
+
+
+# --- idle sessions ---
+
+
+async def until_idle(pair):
+    await eventually(lambda: not (pair.near.bulk._session or pair.far.bulk._session))
+
+
+@pytest.mark.parametrize("who", ["near", "far"])
+async def test_idle_streams_are_closed_and_opened_again(pair, who, monkeypatch, caplog):
+    monkeypatch.setattr(bulk, "IDLE_S", 0.1)
+    sender, receiver = (pair.near, pair.far) if who == "near" else (pair.far, pair.near)
+    for n in range(1, 4):
+        part = array(2 * MIB)
+        sender.send(b"x", part)
+        same((await receiver.until(n))[-1], b"x", part)
+        streams = [*pair.near.bulk._streams, *pair.far.bulk._streams]
+        await until_idle(pair)
+        await eventually(lambda streams=streams: not any(stream.sock.fileno() >= 0 for stream in streams))
+        assert (pair.near.bulk._failed_at, pair.far.bulk._failed_at) == (None, None)
+    opened = [header for header in pair.near.bulk_messages if header[2:3] == b"\x01"]
+    assert len(opened) == 3
+    assert "slower link" not in caplog.text
+
+
+async def test_a_session_that_is_used_is_not_idle(pair):
+    pair.near.send(b"x", array(MIB))
+    await pair.far.until(1)
+    session = pair.near.bulk._session
+    pair.near.bulk._end_if_idle(session, (0, 0))
+    assert pair.near.bulk._session == session
+    pair.far.bulk.place = lambda header: None
+    pair.near.send(b"y", array(MIB))
+    pair.near.bulk._end_if_idle(session, (2, 0))
+    assert pair.near.bulk._session == session
+
+
+async def test_a_transfer_that_meets_the_idle_end_is_not_lost(pair):
+    pair.near.send(b"x", array(MIB))
+    await pair.far.until(1)
+    await eventually(lambda: not pair.near.bulk._outgoing)
+    part = array(8 * MIB)
+    pair.far.send(b"y", part)  # the near end does not know it yet
+    pair.near.bulk._end_if_idle(pair.near.bulk._session, (1, 0))
+    same((await pair.near.until(1))[0], b"y", part)
+    pair.far.send(b"z", part)
+    same((await pair.near.until(2))[1], b"z", part)
