@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import statistics
 import threading
 import time
@@ -11,9 +13,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlinf_actors import Channel, CollectiveGroupOptions, RlinfActorsError, Worker, WorkerGroup
-from rlinf_actors.messaging import process_groups
+from rlinf_actors import (
+    CallTimeoutError,
+    Channel,
+    CollectiveGroupOptions,
+    PeerDiedError,
+    RlinfActorsError,
+    Worker,
+    WorkerGroup,
+)
+from rlinf_actors.messaging import contents, process_groups
+from rlinf_actors.messaging.broadcast_group import GroupWire
+from rlinf_actors.messaging.cuda_ipc import Devices
 from rlinf_actors.messaging.lanes import Lane
+from rlinf_actors.messaging.routes import Ccl
 from rlinf_actors.messaging.tensor_sender import TensorSender
 
 MIB = 1 << 20
@@ -118,6 +131,87 @@ class Gpu(Worker):
         before = target.data_ptr()
         self.recv_tensor(target, group, 0)
         return target.data_ptr() == before, target.min().item(), target.max().item()
+
+    def hear_by_lane(self, mib: int, group: str) -> tuple[float, int, int]:
+        """Receive into a tensor: return its mean, the copies made into it, and the most bytes allocated beside it."""
+        copies, copy_into = [], contents.copy_into
+        contents.copy_into = lambda *args, **kwargs: (copies.append(1), copy_into(*args, **kwargs))  # type: ignore
+        target = torch.zeros(mib * MIB // 4, device="cuda")
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            self.recv_tensor(target, group, 0)
+        finally:
+            contents.copy_into = copy_into
+        return target.mean().item(), len(copies), torch.cuda.max_memory_allocated() - before
+
+    def hear_too_late(self, mib: int, group: str) -> bool:
+        """Time out, and return True if the tensor is not written when the sender sends afterwards."""
+        target = torch.zeros(mib * MIB // 4, device="cuda")
+        try:
+            self.recv_tensor(target, group, 0, timeout=0.5)
+        except CallTimeoutError:
+            self.send("now", group, 0)
+            got = self.recv(group, 0)
+            return bool((target == 0).all()) and bool((got == 3).all())
+        return False
+
+    def say_when_asked(self, mib: int, group: str) -> None:
+        assert self.recv(group, 0) == "now"
+        self.send_tensor(torch.full((mib * MIB // 4,), 3.0, device="cuda"), group, 0)
+
+    def say_tensor(self, mib: int, value: float, group: str) -> None:
+        self.send_tensor(torch.full((mib * MIB // 4,), value, device="cuda"), group, 0)
+
+    def claim_other_nccl(self) -> None:
+        """Answer the next questions of senders with another version of NCCL."""
+        Devices.ccl_facts = lambda *_: Ccl("1.0.0", "", "")  # type: ignore[method-assign]
+
+    def lanes(self) -> int:
+        return sum(thread.name.startswith("rlinf-actors-lane") for thread in threading.enumerate())
+
+    def ccl_facts(self) -> tuple[str, str, str]:
+        found = Devices(os.environ).ccl_facts(0)
+        return found.version, found.model, found.parent
+
+    def contexts(self) -> int:
+        """Return the number of GPUs on which this process has a context, without opening one."""
+        cuda = ctypes.CDLL("libcuda.so.1")
+        assert cuda.cuInit(0) == 0
+        count, found = ctypes.c_int(), 0
+        assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+        for index in range(count.value):
+            flags, active = ctypes.c_uint(), ctypes.c_int()
+            assert cuda.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active)) == 0
+            found += active.value
+        return found
+
+    def give_all(self, ranks: int, count: int, mib: int) -> tuple[list[float], int]:
+        """Broadcast among the first *ranks*; return the means received, and the tensors that came by one group."""
+        carried, run = [], GroupWire._broadcast
+        GroupWire._broadcast = lambda wire, found: (carried.extend(found), run(wire, found))[1]  # type: ignore
+        means = []
+        for n in range(count):
+            mine = torch.full((mib * MIB // 4,), float(n), device="cuda") if self._rank == 0 else None
+            means.append(self.broadcast(mine, groups=[(self._group_name, list(range(ranks)))]).mean().item())
+            self.broadcast(None, groups=[(self._group_name, list(range(ranks)))])  # until all are here
+        GroupWire._broadcast = run  # type: ignore[method-assign]
+        return means, len(carried)
+
+    def give_then_die(self, ranks: int, dies: int) -> str:
+        """Broadcast once, then again without the rank that kills itself. Return what the second raises."""
+        groups = [(self._group_name, list(range(ranks)))]
+        try:
+            for _ in range(3):
+                self.broadcast(torch.ones(MIB, device="cuda") if self._rank == 0 else None, groups=groups)
+            if self._rank == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            for _ in range(3):
+                self.broadcast(torch.ones(64 * MIB, device="cuda") if self._rank == 0 else None, groups=groups)
+        except PeerDiedError:
+            return "PeerDiedError"
+        return ""
 
     def to_myself(self) -> bool:
         tensor = torch.arange(1000, device="cuda")

@@ -185,7 +185,24 @@ def test_broadcast(pair):
     assert [work.wait() for work in works] == [[5.0], [5.0]]
 
 
+def test_a_worker_without_a_gpu_of_its_own_opens_no_context(launched):
+    a, agent = launched("a"), launched("agent", NodePlacementStrategy([0]))
+    saying = a.say_fill(64, 2.0, "agent")
+    assert agent.hear_fill("a").wait() == [(2.0, 2.0, "cpu")]
+    saying.wait()
+    assert agent.contexts().wait() == [0]
+    assert a.contexts().wait() == [1]
+
+
 # --- NCCL ---
+
+
+def test_the_facts_of_the_handshake_are_known(pair):
+    a, _ = pair
+    version, model, parent = a.ccl_facts().wait()[0]
+    assert version.count(".") == 2
+    assert model
+    assert len(parent.split(":")) == 3, "domain, bus and device"
 
 
 def test_a_lane_of_nccl_with_one_rank(pair):
