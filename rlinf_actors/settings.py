@@ -197,7 +197,7 @@ class Settings(msgspec.Struct, frozen=True):
         env = os.environ if environ is None else environ
 
         def typed(name: str, kind: Any, default: Any = None) -> Any:
-            return convert(env[name], kind, name, strict=False) if env.get(name) else default
+            return convert(env[name], kind, name, strict=False) if env.get(name) else otherwise
 
         minutes = typed(TIMEOUT_MINUTES, _Minutes)
         if minutes is not None and not math.isfinite(minutes):
@@ -262,18 +262,18 @@ class CodeSettings(msgspec.Struct, frozen=True):
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> CodeSettings:
         """Return the settings in the environment *environ* (None: ``os.environ``). Raises ConfigError."""
-        env = os.environ if environ is None else environ
+        env, default = os.environ if environ is None else environ, cls()
 
-        def number(name: str, least: int, default: int) -> int:
+        def number(name: str, least: int, otherwise: int) -> int:
             kind = Annotated[int, Meta(ge=least, description=f"a whole number from {least} up")]
-            return convert(env[name], kind, name, strict=False) if env.get(name) else default
+            return convert(env[name], kind, name, strict=False) if env.get(name) else otherwise
 
         return cls(
             env.get(CACHE_DIR) or None,
-            number(CODE_BYTES, 1, cls.max_bytes),
-            number(CODE_FILES, 1, cls.max_files),
-            number(CODE_CACHE_BYTES, 0, cls.cache_bytes),
-            number(ENVIRONMENTS_KEPT, 1, cls.environments_kept),
+            number(CODE_BYTES, 1, default.max_bytes),
+            number(CODE_FILES, 1, default.max_files),
+            number(CODE_CACHE_BYTES, 0, default.cache_bytes),
+            number(ENVIRONMENTS_KEPT, 1, default.environments_kept),
         )
 
 

@@ -270,7 +270,8 @@ class RemoteChannel(RequestMaker):
             return
         sender.peer.pending.pop(call, None)
         sender.arrived.discard(call)
-        sender.send(frames.ChannelCancel(call, True))
+        # at once: who hears of the failure may ask for the item next
+        sender.send(frames.ChannelCancel(call, True), now=True)
 
     def _sender(self, rank: int) -> RequestSender:
         """Return the RequestSender of the replica *rank*; a new one after its connection was lost."""

@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_actors import settings
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.settings import Settings, Unit
+from rlinf_actors.settings import CodeSettings, Settings, Unit
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,8 @@ def test_a_watchdog_of_another_process_is_not_ours() -> None:
     assert Unit.load({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "8"}, pid=7).watchdog_s is None
     with pytest.raises(ConfigError, match="WATCHDOG_USEC: is '0'; it must be a number of microseconds above 0"):
         Unit.load({"WATCHDOG_USEC": "0"}, pid=7)
+
+
+def test_code_settings_are_the_defaults_where_no_variable_is_set():
+    assert CodeSettings.load({}) == CodeSettings()
+    assert CodeSettings.load({"RLINF_ACTORS_CODE_FILES": "3"}) == CodeSettings(max_files=3)
