@@ -197,7 +197,7 @@ class Settings(msgspec.Struct, frozen=True):
         env = os.environ if environ is None else environ
 
         def typed(name: str, kind: Any, default: Any = None) -> Any:
-            return convert(env[name], kind, name, strict=False) if env.get(name) else otherwise
+            return convert(env[name], kind, name, strict=False) if env.get(name) else default
 
         minutes = typed(TIMEOUT_MINUTES, _Minutes)
         if minutes is not None and not math.isfinite(minutes):
