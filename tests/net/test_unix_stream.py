@@ -457,7 +457,7 @@ async def test_descriptor_that_nobody_takes_is_closed(streams: World) -> None:
     for _ in range(20):
         link.send(b"it", [part_of(os.open("/dev/null", os.O_RDONLY))], now=True)
     await streams.heard.until(21)
-    assert descriptors() == before
+    assert descriptors() <= before  # those of the handshake may go meanwhile
 
 
 async def test_receiver_without_descriptors_finds_an_empty_part(streams: World) -> None:

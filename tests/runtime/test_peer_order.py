@@ -30,6 +30,8 @@ class Link:
 
 
 class Network:
+    bulk = None  # no streams between nodes
+
     def __init__(self, memory=None) -> None:
         self.memory = memory
         self.made = Link()
