@@ -36,6 +36,7 @@ WORKERS = """
 DRIVER = """
     import json
     import random
+    import msgspec
     from rlinf_actors import Cluster, NodePlacementStrategy
     from rlinf_actors.group.provision import provisioner
     from workers_of_this_test import Teller
@@ -50,7 +51,7 @@ DRIVER = """
                 file.write(f"SECRET = 'a-line-of-code-that-nobody-may-read'; VALUE = {value}")
             group = Teller.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name=f"tellers-{value}")
             told = group.tell().wait(40)
-            sent = {node: vars(one) for node, one in provisioner(cluster).deliveries.items()}
+            sent = {node: msgspec.structs.asdict(one) for node, one in provisioner(cluster).deliveries.items()}
             results.append({"told": told, "sent": sent, "ips": [one.info.node_ip for one in group.worker_info_list]})
     print("RESULT " + json.dumps(results))
 """
