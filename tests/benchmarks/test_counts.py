@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(why_no_strace()), reason
 
 MOST = {
     "unix": {
-        "wait": (7, 14),
+        "wait": (7, 9),
         "await": (7, 21),
         "await_uvloop": (7, 20),
         "fan_out": (16, 70),
@@ -33,7 +33,8 @@ MOST = {
     },
 }
 """Most wake-ups of threads, and most system calls, of one operation in all its processes, by what carries messages
-within a node. Lower them with each gain."""
+within a node. Lower them with each gain. futex is not counted: where threads want the interpreter's lock at once, its
+number follows the machine's load."""
 
 
 @pytest.mark.parametrize("link", MOST)
@@ -49,7 +50,7 @@ def test_an_operation_costs_no_more_wake_ups_and_system_calls(
     found = {
         name: (
             sum(thread["switches"] for process in counts.values() for thread in process["threads"].values()),
-            sum(number for process in counts.values() for number in process["calls"].values()),
+            sum(number for process in counts.values() for call, number in process["calls"].items() if call != "futex"),
         )
         for name, counts in json.loads(file.read_text()).items()
     }
