@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import gc
 
-from agentd.command_line import main
+gc.disable()  # until the daemon serves: imports leave little garbage
+
+from agentd.command_line import run  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -28,9 +28,10 @@ from agentd.launch_plan import find_roots
 from agentd.run_dir import OrderLedger, RunDir, boot_id, default_run_dir, make_directories, was_stopping
 from agentd.sweep import Sweep, clear_cgroups
 from agentd.templates import SurvivingTemplate, TemplateRecord, widen
+from agentd.users import User, Users, as_user, remove_run_dirs
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
-from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.errors import ConfigError, RemoteWireError
 from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, spoken
@@ -40,6 +41,9 @@ from rlinf_actors.wire.values import RunningWorker
 log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0  # seconds that a template may take to list its workers. A template stopped by SIGSTOP never does
+MAX_WORKERS = 10_000  # of one template: the code of a user may act for a template, and send any number
+_TURN = 256  # packets received before the event loop runs other callbacks
+_SILENT = f"it did not answer within {ANSWER_S:g} s"
 TEMPLATE_END_S = template_protocol.ROBOT_END_S + 1.0
 """Seconds that a template may take to end after SIGTERM; its robot workers get ROBOT_END_S of them."""
 KILLED_S = 1.0  # seconds to wait for the end of a killed process, which may hang in an uninterruptible system call
@@ -60,9 +64,23 @@ class Survivors(msgspec.Struct):
     # for each worker of ended templates ("" if unknown), its processes: pid and start in clock ticks since boot; listed
     # before the template ends, since a process with an empty environment cannot be found later
     processes: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    known: dict[str, RunningWorker] = msgspec.field(default_factory=dict)  # workers in the head's orders, by id
+    users: Users | None = None  # as whom workers run; None if all are agentd's own
 
     def processes_of(self, ids: Iterable[str]) -> dict[int, int]:
         return {pid: started for id in ids for pid, started in self.processes.get(id, {}).items()}
+
+    def may_be_of(self, id: str, user: str) -> bool:
+        """Return False if the worker *id* was started as another user than *user*, whatever a template of that user
+        says, or the environment of a process. "" stands for agentd's own user.
+        """
+        if id not in self.known or self.users is None:
+            return True
+        try:
+            own = self.users.of_driver(self.ledger.drivers.get(id, ""))
+        except ValueError:  # its driver has no user any more
+            return False
+        return user == (own.name if own is not None else "")
 
 
 class _UnfitError(Exception):
@@ -75,11 +93,11 @@ class _UnfitError(Exception):
         self.can_ask = can_ask
 
 
-async def take_inventory(run_dir: str, keep: bool) -> Survivors:
+async def take_inventory(run_dir: str, keep: bool, users: Users | None = None) -> Survivors:
     """Find the templates and workers that an earlier agentd left in *run_dir*, so that this agentd can take them over.
 
     Templates that cannot be taken over are ended with their workers. If *keep* is false, every template is ended. The
-    caller holds the lock of the run directory.
+    caller holds the lock of the run directory. *users* has the users of templates, None if all are agentd's own.
 
     Raises:
         OSError: the directory cannot be read or written.
@@ -87,9 +105,9 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
     make_directories(Path(run_dir))
     ledger = OrderLedger(Path(run_dir, "l"))
     known = ledger.read()
-    survivors = Survivors(ledger if keep else OrderLedger(None))
+    survivors = Survivors(ledger, known=known, users=users)
     records = _records(run_dir)
-    found = await asyncio.gather(*(_take_over(stem, record, keep, survivors) for stem, record in records.items()))
+    found = await asyncio.gather(*(_take_over(stem, one, keep, survivors) for stem, one in records.items()))
     survivors.templates = [template for template in found if template is not None]
     unknown = set(survivors.processes)
     for template in survivors.templates:
@@ -107,6 +125,7 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
     await asyncio.gather(sweep(plain, survivors.processes_of(plain)), robots)
     if not keep:
         ledger.close()
+        survivors.ledger = OrderLedger(None)
     _remove_files_except(run_dir, {template.stem for template in survivors.templates})
     return survivors
 
@@ -172,31 +191,55 @@ async def _take_over(stem: str, record: TemplateRecord, keep: bool, survivors: S
                 raise _UnfitError("workers are not kept here")
             if not _is_spoken(record):
                 raise _UnfitError(f"it speaks protocol {record.protocol}, this agentd {spoken(OLDEST, PROTOCOL)}")
-            workers, inventory = await _ask(sock, f"{stem}.sock", record)
+            user = _user_of(record, survivors.users)
+            with as_user(user):
+                _connect(sock, record.listens or f"{stem}.sock")
+            workers, inventory = await _ask(sock, record)
+            for worker in workers:
+                if not survivors.may_be_of(worker.id, record.key.user):
+                    raise _UnfitError(f"it says that it has worker {worker.id}, which was started as another user")
         except _UnfitError as why:
             text = f"its template, process {record.pid} of an earlier agentd, could not be taken over: {why}"
             log.error("template %d is ended, and its workers: %s", record.pid, why)
-            await end_template(record.pid, pidfd, text, why.can_ask, survivors)
+            await end_template(record.pid, pidfd, text, why.can_ask, survivors, record.key.user)
             return None
         stack.pop_all()
     log.info("template %d of an earlier agentd goes on, with %d workers", record.pid, len(workers))
-    return SurvivingTemplate(record, pidfd, sock, stem, workers, inventory)
+    return SurvivingTemplate(record, pidfd, sock, stem, workers, inventory, user)
+
+
+def _user_of(record: TemplateRecord, users: Users | None) -> User | None:
+    try:
+        user = users.named(record.key.user) if users is not None else None
+    except (ConfigError, OSError) as error:
+        raise _UnfitError(f"its user {record.key.user!r} cannot be used: {error}") from None
+    if (user.name if user is not None else "", user and user.uid) != (record.key.user, record.uid):
+        raise _UnfitError(f"it runs as user {record.key.user!r}, and this agentd starts none as that user")
+    return user
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    try:
+        sock.connect(path)
+    except BlockingIOError:
+        raise _UnfitError(_SILENT, can_ask=False) from None
+    except OSError as error:
+        raise _UnfitError(f"it cannot be asked ({error})") from None
 
 
 async def _ask(
-    sock: socket.socket, path: str, record: TemplateRecord
+    sock: socket.socket, record: TemplateRecord
 ) -> tuple[list[SurvivingWorker], template_protocol.Inventory]:
-    """Connect to a template and ask it for its workers. Raise _UnfitError if that fails."""
+    """Ask a template, to which *sock* is connected, for its workers. Raise _UnfitError if that fails."""
     try:
-        sock.connect(path)
         pid, uid = peer_of(sock)
-        if (pid, uid) != (record.pid, os.getuid()):
+        if (pid, uid) != (record.pid, os.getuid() if record.uid is None else record.uid):
             raise _UnfitError(f"process {pid} of user {uid} listens in its place")
         widen(sock)
         sock.send(template_protocol.encode(template_protocol.Adopt()))
         return await _receive_inventory(sock)
     except (BlockingIOError, asyncio.TimeoutError):
-        raise _UnfitError(f"it did not answer within {ANSWER_S:g} s", can_ask=False) from None
+        raise _UnfitError(_SILENT, can_ask=False) from None
     except (OSError, RemoteWireError) as error:
         raise _UnfitError(f"it cannot be asked ({error})") from None
 
@@ -214,11 +257,11 @@ async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker]
     loop.add_reader(sock.fileno(), readable.set)
     try:
         async with timeout(ANSWER_S):
-            while (end := _receive_packets(sock, workers)) is None:
+            while (end := _receive_packets(sock, workers, _TURN)) is None:
                 readable.clear()
                 await readable.wait()
     except asyncio.TimeoutError:
-        end = _receive_packets(sock, workers)  # it may have answered while this process stood still
+        end = _receive_packets(sock, workers, MAX_WORKERS)  # it may have answered while this process stood still
         if end is None:
             raise
     finally:
@@ -226,35 +269,41 @@ async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker]
     return workers, end
 
 
-def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> template_protocol.Inventory | None:
-    """Receive the packets that wait on *sock*, and append the workers in them to *workers*. Return the Inventory packet
-    that ends the template's answer, or None if that packet has not arrived yet.
+def _receive_packets(
+    sock: socket.socket, workers: list[SurvivingWorker], most: int
+) -> template_protocol.Inventory | None:
+    """Receive the packets that wait on *sock*, *most* at most, and append the workers in them to *workers*. Return the
+    Inventory packet that ends the template's answer, or None if that packet has not arrived yet.
     """
-    while True:
+    for _ in range(most):
         try:
             data = sock.recv(template_protocol.MAX_PACKET)
         except BlockingIOError:
             return None
         if not data:
             raise ConnectionResetError("it ended")
+        if len(workers) >= MAX_WORKERS:
+            raise RemoteWireError(f"it lists more than {MAX_WORKERS:,} workers")
         packet = template_protocol.decode_to_agent(data)
         if isinstance(packet, template_protocol.Inventory):
             return packet
         if not isinstance(packet, SurvivingWorker):
             raise RemoteWireError(f"it said {type(packet).__name__}")
         workers.append(packet)
+    return None
 
 
-async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors: Survivors) -> None:
-    """End a template that cannot be taken over; this takes a few seconds at most. Add its workers and the reason *why*
-    to `survivors.lost`, and their processes to `survivors.processes`.
+async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors: Survivors, user: str = "") -> None:
+    """End a template of *user* that cannot be taken over; this takes a few seconds at most. Add its workers and the
+    reason *why* to `survivors.lost`, and their processes to `survivors.processes`.
 
     If *can_ask* is true, the template first gets SIGTERM, so that it can end its workers itself.
     """
     for id, processes in processes_below(pid).items():
-        survivors.processes.setdefault(id, {}).update(processes)
-        if id:
-            survivors.lost[id] = why
+        known = id if survivors.may_be_of(id, user) else ""
+        survivors.processes.setdefault(known, {}).update(processes)
+        if known:
+            survivors.lost[known] = why
     if can_ask:
         _signal(pidfd, signal.SIGTERM)
     if not can_ask or not await keeper_client.wait_for_end(pidfd, TEMPLATE_END_S):
@@ -358,5 +407,6 @@ def reap(config: Config, result: str, keeper: str = "") -> int:
         ended = asyncio.run(end_all())
         directory.begin()
         keeper_client.remove_files(f"{path}/keeper")  # it has ended with the last template
+        remove_run_dirs(path)
     log.info("workers of an earlier agentd that were left in %s, and are ended: %d", path, ended)
     return 0

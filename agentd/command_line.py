@@ -9,6 +9,7 @@ permission, 78 wrong configuration or keys.
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 
 from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
-from rlinf_actors.procfs import open_standard_descriptors
+from rlinf_actors.procfs import forbid_dumps, open_standard_descriptors
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.service_manager import DaemonStderr
 
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     role = made.add_mutually_exclusive_group()
     role.add_argument("--head", action="store_const", const=True, help="run the cluster's head in this process")
     role.add_argument("--connect", metavar="HOST:PORT", help="join the head there (also: RLINF_HEAD)")
+    made.add_argument("--token", metavar="TOKEN", help="join the cluster by this token first (-: read it from stdin)")
     made.add_argument("--listen", metavar="HOST:PORT", help="where the head listens (default 127.0.0.1:6380)")
     made.add_argument("--config", metavar="FILE", help="configuration file (also: RLINF_ACTORS_CONFIG)")
     made.add_argument("--check-config", action="store_true", help="check the configuration and exit")
@@ -57,7 +59,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--name", help="this node's name for people (default: the host's)")
     made.add_argument("--run-dir", metavar="DIR", help="directory for sockets, used by this agentd alone")
     made.add_argument("--log-dir", metavar="DIR", help="directory for the output of workers")
-    made.add_argument("--state-dir", metavar="DIR", help="directory for what the head knows after a restart")
+    made.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help="directory for what the head knows after a restart (default: below XDG_STATE_HOME, else /var/lib for "
+        "root, else ~/.local/state)",
+    )
     made.add_argument("--hardware", metavar="FILE", dest="described", help="JSON that stands in for the hardware")
     made.add_argument(
         "--prestart", type=_modules, metavar="MODULE,...", help='start a template with these ahead of need ("": none)'
@@ -73,6 +80,15 @@ def parser() -> argparse.ArgumentParser:
         dest="insecure",
         help="allow TCP outside loopback without keys: closed test networks only",
     )
+    made.add_argument(
+        "--key-fd", type=int, metavar="FD", help="inherited descriptor of the key file, which is closed once it is read"
+    )
+    made.add_argument(
+        "--strict",
+        action="store_const",
+        const=True,
+        help="admit only drivers that [admit] in the configuration lists (also: strict there)",
+    )
     made.add_argument("--version", action="version", version=f"agentd {version.VERSION}")
     return made
 
@@ -84,8 +100,10 @@ def _modules(text: str) -> tuple[str, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run agentd with the arguments *argv* (sys.argv by default). Return its exit code."""
     open_standard_descriptors()
+    forbid_dumps()  # it holds the node's key and the tokens of jobs, and workers may be of its user
     options = vars(parser().parse_args(argv))
     check_only, reap_only, keeper = options.pop("check_config"), options.pop("reap"), options.pop("keeper")
+    token = options.pop("token")
     from agentd.config import check_addresses, check_files, for_reaping, load, own_key
     from rlinf_actors.net.socket_security import Security
     from rlinf_actors.settings import Settings
@@ -97,6 +115,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         stderr.set_up_logging()
         if keeper:
             return _keep(options["run_dir"] or unit.run_dir, stderr)
+        if token is not None:
+            code = _ends(lambda: _join(token, options), stderr, lambda code, text: None)
+            if code:
+                return code
         config = load(options, os.environ) if not reap_only else for_reaping(options, os.environ)
         if not config.head and config.connect is None and not check_only and not reap_only:
             return _say(
@@ -118,6 +140,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return _ends(lambda: reap(config, unit.result, unit.keeper), stderr, lambda code, text: None)
     return _run(config, options, stderr)
+
+
+def run() -> NoReturn:
+    """Run agentd as a program, and end the process at once: the interpreter would take apart all that agentd has
+    imported, which takes it a third of the time of a start.
+    """
+    code = main()
+    atexit._run_exitfuncs()
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _join(token: str, options: dict[str, Any]) -> int:
+    """Make this node's key by the join token *token*. Set the options --connect and key_file for it."""
+    from agentd.config import load
+    from rlinf_actors.net import enrolment
+    from rlinf_actors.security import job, keyfile
+    from rlinf_actors.settings import Settings
+
+    content = job.parse(sys.stdin.readline() if token == "-" else token)
+    if content.role != "agent":
+        raise ConfigError("is for a driver: use it with `rlinf-actors keys join`", path=job.PATH)
+    given = options["connect"]
+    options["connect"] = given or content.address
+    config = load(options, os.environ)
+    folder = keyfile.directory(Settings.load())
+    joined = enrolment.join(content, folder, log.info, address=given, node_id=config.node_id or "", user=keyfile.user())
+    log.info("node %s has the key %s", joined.key.name, joined.key.path)
+    if joined.warning:
+        log.warning("%s", joined.warning)
+    options["key_file"] = joined.key.path  # also on loopback, where keys of other machines' heads are not looked for
+    return 0
 
 
 def _keep(directory: str | None, stderr: DaemonStderr) -> int:

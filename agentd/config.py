@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_type_hints
@@ -17,13 +18,19 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from rlinf_actors import config_files
 from rlinf_actors.cgroups import roots
-from rlinf_actors.compat import tomllib
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.names import wrong_name
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, key_at
+from rlinf_actors.security.keyfile import inherited
+from rlinf_actors.security.members import is_name
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Settings, Unit
+from rlinf_actors.toml_text import parse_toml
+from rlinf_actors.wire.launch_rules import ANYONE, LOCAL_DRIVERS, LaunchRules
+from rlinf_actors.wire.protocol import MAX_LEASE_S, MAX_ROBOT_LEASE_S
 
 if TYPE_CHECKING:
     from rlinf_actors.security.keyfile import KeyFile
@@ -50,7 +57,11 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "log_max_mb",
         "profilers",
         "profile_grace_s",
+        "users",
+        "umask",
+        "limits",
     ),
+    "admit": ("drivers", "robots", "nested", "strict"),
     "hardware": ("probe_timeout_s", "described"),
     "timers": ("beat_s", "lease_s", "robot_lease_s", "head_grace_s", "probe_s", "unresponsive_s", "long_call_s"),
 }
@@ -58,6 +69,13 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 _FIELDS = {"node.id": "node_id"}
 
 MIN_ROBOT_LEASE_S = 0.5
+MOST_DRIVERS = 1024  # in one list of drivers, which the head gets (bounds.SomeOf)
+MOST: Mapping[str, float] = {
+    "beat_s": 900, "lease_s": MAX_LEASE_S, "robot_lease_s": MAX_ROBOT_LEASE_S, "head_grace_s": 7 * 86400,
+    "probe_timeout_s": 3600, "probe_s": 3600, "unresponsive_s": 86400, "long_call_s": 7 * 86400, "stop_grace_s": 3600,
+    "profile_grace_s": 86400, "log_max_mb": 1e9,
+}  # fmt: skip
+"""The highest value of each number. A lease that never expires would leave a robot moving without its owner."""
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -73,7 +91,7 @@ class Config(msgspec.Struct, frozen=True):
     prestart: tuple[str, ...] | None = None  # modules of a template to start before any launch; None for no template
     run_dir: str | None = None  # directory of sockets, None for this user's default
     log_dir: str | None = None  # parent directory of the workers' log files, None for the default
-    state_dir: str | None = None  # where the head keeps its state on disk, None for run_dir
+    state_dir: str | None = None  # where the head keeps its state on disk, None for head.state_place
     node_id: str | None = None  # stays the same over restarts; None to derive it (node_report.node_id)
     name: str | None = None  # the node's name for people, None for the host's name
     rank: int | None = None  # the node's rank, None if the head chooses
@@ -86,6 +104,7 @@ class Config(msgspec.Struct, frozen=True):
     described: str | None = None  # JSON file with hardware to report instead of the real hardware
     probe_timeout_s: float = 8.0  # seconds that each vendor's library may take
     key_file: str | None = None  # this agentd's key file; None for the file in the key directory
+    key_fd: int = -1  # inherited descriptor of the key file, -1 without
     head_key: str | None = None  # public key of the head, None for the key in the key file
     insecure: bool = False  # True to allow TCP outside loopback without keys
     beat_s: float = 1.0  # seconds between heartbeats of nodes and drivers (head only)
@@ -101,6 +120,13 @@ class Config(msgspec.Struct, frozen=True):
     log_max_mb: float = 256.0  # MiB at which a worker's log file is rotated (one older part is kept); 0 for never
     profilers: tuple[str, ...] = PROFILERS  # programs under which workers may be started: names in PATH, or paths
     profile_grace_s: float = 60.0  # seconds that a profiler has to write its report after its worker's end
+    users: Mapping[str, str] = msgspec.field(default_factory=dict)  # user of the workers of each driver's key
+    umask: int = 0o077  # umask of workers that run as another user than agentd
+    limits: Mapping[str, int] = msgspec.field(default_factory=dict)  # resource limits of these workers; -1 for none
+    drivers: tuple[str, ...] | None = None  # drivers that may launch here: NAME, @GROUP, @local or *; None for all
+    robots: tuple[str, ...] | None = None  # those of them whose workers may hold robots here; None for all of them
+    nested: bool = True  # False if workers may not launch here, but only drivers
+    strict: bool = False  # without `drivers`: True to admit no driver, False to admit all
     files: tuple[str, ...] = ()  # configuration files that were read
 
 
@@ -177,13 +203,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return the values in one TOML file. The keys are fields of Config. Raise ConfigError if the file cannot be read
     or a key or value is wrong.
     """
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"is not TOML: {error}", path=str(path)) from None
-    file = convert(tables, _file_struct(), f"{path}: ")
+    file = convert(parse_toml(config_files.read_text(path), str(path)), _file_struct(), f"{path}: ")
     values = {
         _field(table, key): value
         for table, keys in KEYS.items()
@@ -245,17 +265,47 @@ def _checked(config: Config) -> Config:
         split_address(config.listen, "--listen")
     if config.connect is not None and not config.connect.startswith("ipc://"):
         split_address(config.connect, "--connect")
+    if config.name is not None and (wrong := wrong_name(config.name, "a node")):
+        raise ConfigError(wrong, path="node.name")
     require("rank", config.rank is None or config.rank >= 0, "0 or more")
-    for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s", "probe_s", "long_call_s"):
+    for name, most in MOST.items():
+        require(name, getattr(config, name) <= most, f"at most {most:g}")  # NaN is refused too
+    for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s", "probe_s", "long_call_s", "unresponsive_s"):
         require(name, getattr(config, name) > 0, "more than 0")
     for name in ("head_grace_s", "stop_grace_s", "log_max_mb", "profile_grace_s"):
         require(name, getattr(config, name) >= 0, "0 or more")
+    config_files.check_variables(config.env, "node.env")
     require("lease_s", config.lease_s >= 4 * config.beat_s, f"at least 4 beats of {config.beat_s:g} s")
     long_enough = config.unresponsive_s >= 2 * config.probe_s
     require("unresponsive_s", long_enough, f"at least 2 probes of {config.probe_s:g} s")
     least = f"at least {MIN_ROBOT_LEASE_S:g}: networks and machines pause for shorter than that"
+    require("umask", 0 <= config.umask <= 0o777, "0 to 0o777")
+    for name in ("drivers", "robots", "users"):
+        if len(getattr(config, name) or ()) > MOST_DRIVERS:
+            raise ConfigError(f"names more than {MOST_DRIVERS:,} drivers: use groups, or {ANYONE!r}", path=key_of(name))
+    for name in ("drivers", "robots"):
+        for entry in getattr(config, name) or ():
+            if entry not in (ANYONE, LOCAL_DRIVERS) and not is_name(entry.removeprefix("@")):
+                raise ConfigError(
+                    f"has {entry!r}, which is no driver's name, @GROUP, {LOCAL_DRIVERS} or {ANYONE}",
+                    path=f"admit.{name}",
+                )
+    unknown = [name for name in config.limits if f"RLIMIT_{name.upper()}" not in dir(resource)]
+    if unknown:
+        raise ConfigError(
+            f"has {unknown[0]!r}, which is no resource limit (nofile, nproc, core, ...)", path="workers.limits"
+        )
     require("robot_lease_s", config.robot_lease_s >= MIN_ROBOT_LEASE_S, least)
     return config
+
+
+def launch_rules(config: Config) -> LaunchRules:
+    """Return who may launch workers on this node. The driver that owns an agentd may always launch there."""
+    if config.embedded:
+        return LaunchRules()
+    drivers = () if config.strict and config.drivers is None else config.drivers
+    users = tuple(config.users) if config.users and ANYONE not in config.users else None
+    return LaunchRules(drivers, config.robots, config.nested, users)
 
 
 def check_files(config: Config) -> None:
@@ -296,8 +346,9 @@ def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-RELOADABLE = ("env", "labels", "stop_grace_s")
-"""Fields of Config that change without a restart: for new workers, the next hello to the head, the next stop."""
+RELOADABLE = ("env", "labels", "stop_grace_s", "drivers", "robots", "nested", "strict")
+"""Fields of Config that change without a restart: for new workers, and at the next stop. The next hello, which is sent
+at once, has them."""
 _OF_NO_EFFECT = ("files",)
 
 
@@ -333,6 +384,8 @@ def own_key(config: Config, settings: Settings) -> KeyFile | None:
     if config.embedded:  # unix sockets only
         return None
     role = "head" if config.head else "agent"
+    if config.key_fd >= 0:
+        return inherited(config.key_fd, role, config.head_key)
     return key_at(
         _endpoint(config), settings, role, insecure=config.insecure, given=config.key_file, head=config.head_key
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -20,7 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentd.config import Config, inherited_environment, load, named, own_key, reload
+from agentd.config import (
+    Config,
+    default_log_dir,
+    inherited_environment,
+    launch_rules,
+    load,
+    named,
+    own_key,
+    reload,
+)
 from agentd.status_reporter import StatusReporter
 from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RlinfActorsError
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
     from agentd.run_dir import RunDir
     from agentd.session import Session
     from agentd.template_start import OrderedTemplate, TemplateStarter
+    from agentd.users import Users
     from agentd.workers import Workers
     from rlinf_actors.hardware.probe_report import ProbeReport
     from rlinf_actors.head.server import HeadServer
@@ -64,7 +75,7 @@ class Daemon:
         self._described_env: dict[str, str] = {}
         self._keeps = config.keep and not config.embedded  # the agentd of a private cluster is never started again
         self._key: KeyFile | None = None
-        self._head_endpoint = ""
+        self._head_endpoint = self._head_of_workers = ""  # the latter is one that workers of other users reach too
         self._node_id = ""
         self._node_report: Callable[[Config], NodeReport] | None = None
         self._run_dir: RunDir | None = None
@@ -164,6 +175,8 @@ class Daemon:
         settings = Settings.load()
         fault_injection.load(settings.faults)
         self._key = own_key(self._config, settings)
+        if self._config.key_fd >= 0:
+            os.close(self._config.key_fd)
         network = ZmqNetwork(asyncio.get_running_loop(), Security.of(self._key, self._config.insecure))
         stack.callback(network.close)
         return network
@@ -177,14 +190,23 @@ class Daemon:
             assert config.connect is not None
             given = config.connect.startswith(("ipc://", "tcp://"))
             self._head_endpoint = config.connect if given else endpoint_of(config.connect, "--connect")
+            self._head_of_workers = self._head_endpoint
             self._publish_record("node", [self._head_endpoint], stack)
             return None
+        from agentd.run_dir import default_run_dir
+        from rlinf_actors.head import state_place
+        from rlinf_actors.head.audit import AuditLog
         from rlinf_actors.head.commands import Timing
         from rlinf_actors.head.server import HeadServer
         from rlinf_actors.head.store import HeadStore, own_keys
         from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
         robot_lease_s = min(config.robot_lease_s, config.lease_s)
+        usual = run_dir == os.path.abspath(default_run_dir(os.environ))
+        state_dir = None
+        if not config.embedded:
+            chosen = config.state_dir
+            state_dir = state_place.named(chosen) if chosen else state_place.of_agentd(run_dir, usual, os.environ)
         timing = Timing(
             beat_s=config.beat_s,
             lease_s=config.lease_s,
@@ -198,7 +220,8 @@ class Daemon:
             network,
             timing=timing,
             embedded=config.embedded,
-            store=None if config.embedded else HeadStore(config.state_dir or run_dir),
+            store=HeadStore(state_dir) if state_dir is not None else None,
+            audit=AuditLog(state_dir) if state_dir is not None else None,
             own=own_keys(self._key, Settings.load()),
             on_end=self._end_cluster,
         )
@@ -208,7 +231,7 @@ class Daemon:
         if config.listen is not None:
             endpoints.append(endpoint_of(config.listen, "--listen"))
         bound = head.start(endpoints)
-        self._head_endpoint = bound[0]
+        self._head_endpoint, self._head_of_workers = bound[0], bound[-1]
         self._publish_record("private" if config.embedded else "head", bound, stack)
         return head
 
@@ -261,12 +284,14 @@ class Daemon:
         from agentd.launch_plan import Rules, allowed_interpreters
         from agentd.node_state import Policy
         from agentd.session import Session
+        from agentd.users import Users
+        from rlinf_actors.security import keyfile
 
         config = self._config
         listen = split_address(config.listen, "--listen")[0] if config.listen else ""
         remote = self._head_endpoint.startswith("tcp://")
         ip = node_report.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
-        self._node_id = node_report.node_id(config, run_dir)
+        self._node_id = node_report.node_id(config, run_dir, self._key.node if self._key is not None else "")
         self._node_report = lambda config: node_report.report(
             named(config, self._key), probe, described, ip, self._node_id, self._inherited
         )
@@ -277,12 +302,19 @@ class Daemon:
             log.warning("hardware: %s", fault)
         if self._keeps and head is None:
             await self._check_version(network, run_dir)
-        survivors = None if config.embedded else await take_inventory(run_dir, self._keeps)
+        log_dir = config.log_dir or default_log_dir(config, run_dir, os.environ)
+        users = Users(config, run_dir, log_dir, in_unit=bool(self._unit.keeper))
+        survivors = None if config.embedded else await take_inventory(run_dir, self._keeps, users)
         if self._handing_over:
             return OK
         rules = Rules(report.hostname, "", allowed=allowed_interpreters(config, report, self._environment()))
         queries = node_report.HardwareQueries(
-            rules, f"{run_dir}/pkg", self._environment, described=described is not None
+            rules,
+            f"{run_dir}/pkg",
+            self._environment,
+            described=described is not None,
+            users=users,
+            admit=lambda: launch_rules(self._config),
         )
         session = Session(
             network,
@@ -290,12 +322,14 @@ class Daemon:
             report,
             is_head=head is not None,
             keeps=self._keeps,
+            user=keyfile.user(),
+            secret=self._run_dir.secret() if self._run_dir is not None and not config.embedded else "",
             query_hardware=queries.query,
             policy=Policy(config.head_grace_s, config.stop_grace_s),
             on_registered=lambda: self._registered(head),
             on_status=self.status.ready,
         )
-        workers = self._make_workers(run_dir, report, session, survivors)
+        workers = self._make_workers(run_dir, report, session, survivors, users)
         session.attach(workers)
         if survivors is not None:
             adopted = workers.adopt(survivors.templates, survivors.workers)
@@ -303,6 +337,8 @@ class Daemon:
         self._session, self._workers = session, workers
         if self._stopping.is_set():
             asyncio.get_running_loop().call_soon(self._stop, "stopped while it was starting")
+        gc.freeze()  # what was made until now lives as long as this process
+        gc.enable()
         end = await session.run()
         if self._handing_over:
             workers.abandon()
@@ -329,7 +365,9 @@ class Daemon:
         if refused:
             raise ProtocolMismatchError(f"{refused}. Workers of the version before go on for a lease: none was ended")
 
-    def _make_workers(self, run_dir: str, report: NodeReport, session: Session, survivors: Survivors | None) -> Workers:
+    def _make_workers(
+        self, run_dir: str, report: NodeReport, session: Session, survivors: Survivors | None, users: Users
+    ) -> Workers:
         from agentd.health import HealthTimes
         from agentd.launch_plan import make_site
         from agentd.workers import Workers
@@ -340,13 +378,14 @@ class Daemon:
             run_dir,
             report,
             self._environment,
-            head=self._head_endpoint,
+            head=self._head_of_workers if users.is_used else self._head_endpoint,
             head_key=self._key.server if self._key is not None else "",
             keeps=self._keeps,
             keeper=self._unit.keeper,
+            users=users,
         )
         (starter, ordered), self._first_template = self._first_template or (None, None), None
-        return Workers(
+        workers = Workers(
             asyncio.get_running_loop(),
             site,
             session.report,
@@ -356,6 +395,8 @@ class Daemon:
             starter=starter,
             ordered=ordered,
         )
+        workers.admit(launch_rules(config))
+        return workers
 
     def _environment(self) -> dict[str, str]:
         return {**self._inherited, **self._described_env, **self._config.env}
@@ -422,6 +463,8 @@ class Daemon:
         if needed:
             log.warning("%s", needed)
         self._config = changes.config
+        if self._workers is not None:
+            self._workers.admit(launch_rules(self._config))
         if self._session is not None and self._node_report is not None:
             self._session.describe(self._node_report(self._config), self._config.stop_grace_s)
         log.info("configuration read again; taken over: %s", ", ".join(changes.applied) or "nothing")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from agentd.templates import TemplateProcess
 
 LATE_S = 0.5  # seconds. A template that takes longer to answer a probe has stood still
+REPORTS_S = 0.1  # seconds between two reports because of answers. A user's template may send any number of them
+METHOD_CHARS = 200  # of a method's name in a report: one message has all workers whose health has changed
 NO_ANSWER = "its I/O thread does not answer"
 NO_TEMPLATE = "its template does not answer"
 
@@ -80,7 +82,7 @@ class HealthTable(msgspec.Struct):
 
     def answered(self, template: int, pongs: Iterable[Pong], now: float) -> None:
         """Record that the template with pid *template* answered a probe. *pongs* are the answers of its workers that
-        the template has received.
+        the template has received; those of other templates' workers do not count.
         """
         late = now - self._asked_at.pop(template, now)
         if late > LATE_S:
@@ -89,7 +91,7 @@ class HealthTable(msgspec.Struct):
                     worker.answered_at = min(worker.answered_at + late, now)
         for pong in pongs:
             known = self.workers.get(pong.id)
-            if known is not None:
+            if known is not None and known.template == template:
                 known.answered_at, known.pong = now, pong
 
     def stalled(self, seconds: float, now: float) -> None:
@@ -112,7 +114,7 @@ class HealthTable(msgspec.Struct):
         elif min(now, asked_at) - worker.answered_at >= self.silent_s:  # later answers are with the template
             unresponsive, since = NO_ANSWER, worker.answered_at
         elif worker.pong.method and now - worker.pong.since >= self.long_s:
-            method, since = worker.pong.method, worker.pong.since
+            method, since = worker.pong.method[:METHOD_CHARS], worker.pong.since
         reported = worker.reported
         same = (reported.unresponsive, reported.method) == (unresponsive, method)
         if same and (not method or worker.since == since):
@@ -136,6 +138,7 @@ class HealthMonitor:
         self._probe_s = times.probe_s
         self._table = HealthTable(times.unresponsive_s, times.long_call_s)
         self._templates: dict[int, TemplateProcess] = {}
+        self._reported_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def worker_up(self, id: str, template: TemplateProcess) -> None:
@@ -156,7 +159,8 @@ class HealthMonitor:
     def answered(self, template: TemplateProcess, packet: template_protocol.Pulses) -> None:
         now = self._loop.time()
         self._table.answered(template.pid, packet.pongs, now)
-        self._report_changes(now)
+        if now - self._reported_at >= REPORTS_S:  # else the next probe's timer reports them
+            self._report_changes(now)
 
     def close(self) -> None:
         """Stop probing templates. May be called again."""
@@ -180,4 +184,5 @@ class HealthMonitor:
 
     def _report_changes(self, now: float) -> None:
         if changes := self._table.changes(now):
+            self._reported_at = now
             self._report(WorkersHealth(changes))

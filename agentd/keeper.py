@@ -19,7 +19,10 @@ the keeper itself is killed, templates go on (those that are still importing end
 House rules:
 * One thread, one poll loop. Nothing blocks. Imports little, and from the standard library only: the keeper runs for
   long.
-* It takes orders from processes of its own user alone, and from one agentd at a time: the last that said hello.
+* It takes orders from processes of its own user alone, but not from those below it, which are workers. It has one
+  agentd at a time: the last that said hello.
+* A process of another user than the keeper's changes its user before it executes the template: afterwards it would not
+  be dumpable.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -44,7 +48,9 @@ ORPHANS_S = 1.5
 TEMPLATES_S = 8.0
 """Seconds that a template may take to end: robot workers get 1.5 s, and the processes that it kills 5 s."""
 _CREDENTIALS = struct.Struct("3i")
+_PR_SET_DUMPABLE = 4
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _CAPABILITY_VERSION = 47, 4, 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -153,19 +159,20 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Start a template with the argv and env of *order* and the descriptors *fds*. Send agentd the template's pid,
-        start and pidfd. Raise OSError if the template cannot be started.
+        """Start a template with the argv, env and user of *order* and the descriptors *fds*. Send agentd the template's
+        pid, start and pidfd. Raise OSError if the template cannot be started.
         """
-        argv, env = order["argv"], order["env"]
+        argv, env, user = order["argv"], order["env"], order.get("user")
         assert isinstance(argv, list)
         assert isinstance(env, dict)
+        assert user is None or isinstance(user, dict)
         this = os.getpid()
         failed, tell = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.fork()
             if pid == 0:
                 try:
-                    become(this, fds, argv, env)
+                    become(this, fds, argv, env, user)
                 except OSError as error:
                     os.write(tell, struct.pack("i", error.errno))
                 finally:
@@ -199,8 +206,8 @@ class Keeper:
             caller, _ = self._listener.accept()
         except OSError:
             return
-        _, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if uid != os.getuid():
+        pid, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.getuid() or is_below(pid, os.getpid()):
             caller.close()
             return
         caller.setblocking(False)
@@ -209,7 +216,7 @@ class Keeper:
 
     def _receive_from(self, caller: socket.socket) -> None:
         try:
-            data, fds = receive(caller, 4)
+            data, fds = receive(caller, 5)
         except BlockingIOError:
             return
         except OSError:
@@ -233,7 +240,7 @@ class Keeper:
             self._agent, self._keep = caller, bool(order["keep"])
             if not self._stopping:
                 self._kill_templates_at = 0.0
-            self._tell({"keeper": os.getpid()})
+            self._tell({"keeper": os.getpid(), "users": True})  # it does as `user` of an order says
         elif what == "wait":
             self._waiting.add(caller)
         elif caller is not self._agent:
@@ -274,18 +281,49 @@ class Keeper:
             self._kill_templates_at = time.monotonic() + TEMPLATES_S
 
 
-def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
+def drop(user: dict[str, object]) -> None:
+    """Give up this process's user and capabilities for those of *user*, with no way back: uid, gid, groups, umask and
+    resource limits. Raise OSError if that fails.
+
+    The caller executes another program afterwards: until then the process is not dumpable.
+    """
+    uid, gid, umask, groups, limits = (user[name] for name in ("uid", "gid", "umask", "groups", "limits"))
+    assert isinstance(uid, int)
+    assert isinstance(gid, int)
+    assert isinstance(umask, int)
+    assert isinstance(groups, list)
+    assert isinstance(limits, dict)
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
+    os.umask(umask)
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    # a process that is not root keeps its capabilities when it changes its user
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    if _libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def become(
+    parent: int, fds: list[int], argv: list[str], env: dict[str, str], user: dict[str, object] | None = None
+) -> None:
     """Turn this process, a fresh fork of the keeper with pid *parent*, into a template by execve. Raise OSError if that
     fails.
 
-    *fds* are the socket to agentd, the file for stdout and stderr, and optionally the pidfd of the driver that owns
-    agentd.
+    *fds* are the socket to agentd, the file for stdout and stderr, and then further ones, such as the pidfd of the
+    driver that owns agentd. *user* is what `drop` needs, None for the keeper's own user.
 
     The process asks the kernel to kill it when the keeper ends, because a template does not notice the end of agentd
     during its imports. After the imports the template cancels this.
     """
     os.setsid()
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if user is not None:
+        drop(user)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of the user would clear it
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)
@@ -294,7 +332,7 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
     null = os.open("/dev/null", os.O_RDONLY)
     # numbers above those that dup2 fills
     taken = [os.dup(fd) for fd in (null, fds[1], fds[1], fds[0], *fds[2:])]
-    while min(taken) <= OWNER:
+    while min(taken) < len(taken):
         taken = [os.dup(fd) for fd in taken]
     for number, fd in enumerate(taken):
         os.dup2(fd, number)
@@ -337,6 +375,16 @@ def stat(pid: int) -> list[bytes]:
     return text[text.rindex(b")") + 2 :].split()
 
 
+def is_below(pid: int, ancestor: int) -> bool:
+    """Return True if the process *pid* is a descendant of the process *ancestor*, or has ended."""
+    while pid not in (0, 1, ancestor):
+        try:
+            pid = int(stat(pid)[1])
+        except OSError:
+            return True
+    return pid == ancestor != 1
+
+
 def children() -> list[int]:
     """Return the pids of this process's children, including zombies. Children that other threads than the main thread
     started may be missing; the keeper has no other thread.
@@ -374,6 +422,7 @@ def kill(pid: int) -> None:
 
 
 def main() -> None:
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # orders have the environments of all jobs; templates are dumpable again
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(b"rlinf-keeper"), 0, 0, 0)

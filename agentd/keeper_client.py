@@ -37,6 +37,10 @@ STATUS_S = 0.5  # seconds that the keeper may take to report the exit status of 
 END_S = 3.0  # seconds that a keeper without processes may take to end
 _NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
 """Not inherited by the keeper. A driver kills processes with its cluster mark; the keeper must live to end the rest."""
+_TOO_OLD = (
+    "the keeper is of an earlier version, which starts no processes as other users: stop this node's agentd (with its "
+    "workers), and restart rlinf-workers.service where that runs"
+)
 _STATUSES = 1024  # how many exit statuses are kept for processes whose ends agentd has not noticed yet
 
 
@@ -57,6 +61,8 @@ class _StartOrder(msgspec.Struct):
     env: dict[str, str]
     fds: list[int]  # duplicates of the descriptors that the process gets
     started: asyncio.Future[Started]  # gets its result when the keeper answers
+    user: dict[str, object] | None = None  # of the process, for keeper.drop; None for the keeper's own user
+    held: bool = False  # True until the keeper has said whether it changes users
     sent: int = 0  # number of keepers that have got this request
 
     def close(self) -> None:
@@ -162,7 +168,7 @@ class KeeperClient:
         self._child: subprocess.Popen[bytes] | None = None
         self._ending: dict[int, subprocess.Popen[bytes]] = {}  # keepers that closed their sockets, by pidfd
         self._orders = deque[_StartOrder]()  # not answered yet; the keeper answers in order
-        self._greeted = False
+        self._greeted = self._changes_users = False
         self._silence: asyncio.TimerHandle | None = None
         self._unreaped: set[int] = set()  # ended processes whose statuses no keeper told
         self._statuses: dict[int, int] = {}
@@ -189,14 +195,17 @@ class KeeperClient:
         self._loop.add_reader(made.fileno(), self._on_readable)
         self._expect()
 
-    def start(self, argv: Sequence[str], env: dict[str, str], fds: Sequence[int]) -> asyncio.Future[Started]:
+    def start(
+        self, argv: Sequence[str], env: dict[str, str], fds: Sequence[int], user: dict[str, object] | None = None
+    ) -> asyncio.Future[Started]:
         """Ask the keeper to start a process. If the keeper does not answer, kill it and ask another keeper; this is
         done once.
 
         Args:
             argv: command line; argv[0] is the path of the program.
             env: whole environment of the process.
-            fds: descriptor 3 of the process, the file for its stdout and stderr, and optionally its descriptor 4.
+            fds: descriptor 3 of the process, the file for its stdout and stderr, and perhaps its descriptors 4 and 5.
+            user: the user of the process (User.start_order); None for the keeper's own.
 
         Returns:
             A future of the process. The future raises OSError if the process cannot be started. If the future is
@@ -205,7 +214,7 @@ class KeeperClient:
         Raises:
             OSError: the keeper cannot be reached.
         """
-        order = _StartOrder(argv, env, [], self._loop.create_future())
+        order = _StartOrder(argv, env, [], self._loop.create_future(), user)
         try:
             for fd in fds:
                 order.fds.append(os.dup(fd))
@@ -366,17 +375,40 @@ class KeeperClient:
     # --- packets ---
 
     def _send(self, order: _StartOrder) -> None:
+        """Send a request to the keeper. A keeper of an earlier version does not heed the user of a request, and would
+        start a process with its own rights. So a request with a user waits for the keeper's greeting.
+        """
         self.begin()
+        order.sent += 1
+        order.held = order.user is not None and not self._greeted
+        if not order.held:
+            self._transmit(order)
+        self._orders.append(order)
+        self._expect()
+
+    def _transmit(self, order: _StartOrder) -> None:
         assert self._socket is not None
+        order.held = False
+        if order.user is not None and not self._changes_users:
+            raise OSError(_TOO_OLD)
         with open(os.memfd_create("start"), "w+b") as file:
-            file.write(json.dumps({"argv": list(order.argv), "env": order.env}).encode())
+            file.write(json.dumps({"argv": list(order.argv), "env": order.env, "user": order.user}).encode())
             file.flush()
             file.seek(0)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # as in `begin`
                 socket.send_fds(self._socket, [b'{"do": "start"}'], [file.fileno(), *order.fds])
-        order.sent += 1
-        self._orders.append(order)
-        self._expect()
+
+    def _greet(self, packet: dict[str, int]) -> None:
+        """Take the keeper's greeting, and send the requests that waited for it."""
+        self.pid, self._greeted, self._changes_users = packet["keeper"], True, bool(packet.get("users"))
+        for order in [order for order in self._orders if order.held]:
+            self._orders.remove(order)
+            try:
+                self._transmit(order)
+            except OSError as error:
+                order.fail(error)
+            else:
+                self._orders.append(order)
 
     def _expect(self) -> None:
         """If the keeper owes an answer, start the timer after which the keeper is killed because it does not answer."""
@@ -415,7 +447,7 @@ class KeeperClient:
 
     def _take(self, packet: dict[str, int], fds: list[int]) -> None:
         if "keeper" in packet:
-            self.pid, self._greeted = packet["keeper"], True
+            self._greet(packet)
         elif "errno" in packet:
             self._orders.popleft().fail(OSError(packet["errno"], os.strerror(packet["errno"])))
         elif "pid" in packet:
@@ -445,7 +477,7 @@ class KeeperClient:
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._socket = None
-        self._greeted = False
+        self._greeted = self._changes_users = False
         self._unexpect()
         while self._orders:
             self._orders.pop().close()

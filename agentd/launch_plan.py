@@ -7,6 +7,7 @@ changes nothing. `make_site` runs once, when agentd starts: it decides where wor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -17,24 +18,32 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from agentd.config import Config, default_log_dir
 from agentd.keeper_client import pid_of
 from agentd.sweep import clear_cgroups
+from agentd.users import User, Users, as_user
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import prepare
 from rlinf_actors.codesync.places import Places
+from rlinf_actors.config_files import wrong_variable
 from rlinf_actors.errors import ConfigError, WorkerStartError
 from rlinf_actors.model.placement import merge_paths
-from rlinf_actors.net import budget_memory
+from rlinf_actors.net.host import host_key
 from rlinf_actors.net.socket_security import is_loopback
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.settings import CODE_DIR, CODE_HASH
+from rlinf_actors.wire.agent_messages import StartWorkers
+from rlinf_actors.wire.bounds import MAX_KEY, MAX_VALUE, MAX_VARIABLES
+from rlinf_actors.wire.launch_rules import LaunchRules
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import NodeReport, ResourceReport, WorkerSpec
 
 log = logging.getLogger(__name__)
 
+MOST_VARIABLES = MAX_VARIABLES - 96
+"""Most environment variables of a worker, before agentd adds a few."""
 SLOT = 128
 """Bytes that a template's environment block reserves for the id of a worker, which a forked worker writes there."""
 
@@ -68,13 +77,14 @@ BOOTSTRAP = (
 
 
 class TemplateKey(msgspec.Struct, frozen=True):
-    """The properties by which a worker's template is chosen: interpreter, load-time variables, and preloaded modules.
-    Workers with equal keys can be forked from one template.
+    """The properties by which a worker's template is chosen: interpreter, load-time variables, preloaded modules, and
+    the user. Workers with equal keys can be forked from one template.
     """
 
     interpreter: str
     variables: tuple[tuple[str, str], ...]
     preload: tuple[str, ...] = ()
+    user: str = ""  # as which it runs; "" for agentd's own
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
@@ -97,6 +107,7 @@ class Rules(msgspec.Struct, frozen=True):
     allowed: tuple[str, ...] | None = None  # directories below which other interpreters may be started; None for any
     cgroups: Roots = msgspec.field(default_factory=Roots)  # directories in which workers' cgroups are made
     log_bytes: int = 0  # size at which a log file is rotated; 0 for never
+    user: User | None = None  # as whom the workers run; None for agentd's own user
     profilers: tuple[str, ...] = ()  # programs under which workers may be started
     profile_grace_s: float = 0.0  # seconds that a profiler has to write its report after its worker's end
 
@@ -112,7 +123,13 @@ class Site(msgspec.Struct, frozen=True):
     owner_pid: int | None = None  # driver whose end ends every worker; None without one
     keep_s: float | None = None  # seconds for which workers wait for the next agentd; None if they end with this one
     keeper: str = ""  # socket of the keeper in rlinf-workers@.service; "" if agentd starts one
+    users: Users = msgspec.field(default_factory=Users.of_agentd)  # as whom the workers of each driver run
     entry: str = ENTRY  # module:function that runs a worker; tests use their own
+
+    @property
+    def user_name(self) -> str:
+        """The user as whom the workers run; "" for agentd's own user."""
+        return self.rules.user.name if self.rules.user is not None else ""
 
 
 # --- one worker ---
@@ -140,7 +157,7 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     out_path, err_path = log_paths(spec, rules.log_dir)
     if "\0" in out_path:
         raise _refusal(spec, rules, f"its log directory {spec.log_dir!r} cannot be one")
-    key = template_key(interpreter, env, spec.preload)
+    key = template_key(interpreter, env, spec.preload, rules.user.name if rules.user is not None else "")
     if spec.profiler is None:
         return LaunchPlan(key, env, out_path, err_path)
     output = profile_path(spec, os.path.dirname(out_path))
@@ -153,6 +170,15 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     if "\0" in "".join(wrapper) + output:
         raise _refusal(spec, rules, f"its profiler cannot be started with {[*wrapper, output]}: it has a zero byte")
     return LaunchPlan(key, env, out_path, err_path, wrapper, os.path.dirname(output))
+
+
+def refused(order: StartWorkers, admit: LaunchRules, node: str) -> dict[str, str]:
+    """Return the workers of an order, by id, that the rules of this node (*admit*) do not admit, and why. Log it."""
+    why = {robots: admit.why_not(node, order.launcher, robots) for robots in (False, True)}
+    found = {spec.id: why[bool(spec.claims)] for spec in order.workers if why[bool(spec.claims)]}
+    for text in dict.fromkeys(found.values()):
+        log.warning("refused to start workers of group %s: %s", order.workers[0].group, text)
+    return found
 
 
 def find_profiler(spec: WorkerSpec, rules: Rules) -> str:
@@ -195,9 +221,15 @@ def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], m
     (model.placement.merge_paths). Raise ValueError if a name or value cannot be in an environment.
     """
     env = merge_paths(node_env, asked, merge_mode)
+    if len(env) > MOST_VARIABLES:  # its template would not read such an order
+        raise ValueError(f"{len(env):,} environment variables, with those of the node: at most {MOST_VARIABLES:,}")
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"{name!r}={value!r} cannot be an environment variable")
+        if wrong := wrong_variable(name, value):  # without the value, which may be a secret
+            raise ValueError(wrong)
+        if len(name) > MAX_KEY or len(value) > MAX_VALUE:
+            raise ValueError(
+                f"{name[:100]} has {len(name) + len(value):,} characters: too many for a program's environment"
+            )
     return env
 
 
@@ -213,9 +245,33 @@ def code_environment(code: str, paths: Sequence[str], env: Mapping[str, str]) ->
     return {CODE_HASH: code, CODE_DIR: paths[0], "PYTHONPATH": os.pathsep.join(dict.fromkeys(directories))}
 
 
-def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str]) -> TemplateKey:
+def make_directories(plan: LaunchPlan, failed: str, user: User | None) -> None:
+    """Make the directories of a worker's log files and profile, as *user*.
+
+    Raise WorkerStartError, which begins with *failed*, if that is not possible.
+    """
+    directory = os.path.dirname(plan.out_path)
+    try:
+        with as_user(user):
+            _make_private(directory)
+            os.makedirs(directory := plan.profile_dir or directory, exist_ok=True)
+    except OSError as error:
+        text = f"its directory {directory} cannot be used ({error.strerror}): choose another"
+        raise WorkerStartError(f"{failed}: {text}") from None
+
+
+def _make_private(directory: str) -> None:
+    """Make *directory*, and those of its parents that are missing, with mode 0700. Raises OSError."""
+    if os.path.isdir(directory):
+        return
+    _make_private(os.path.dirname(directory))
+    with contextlib.suppress(FileExistsError):  # the error comes when a file is opened there
+        os.mkdir(directory, 0o700)
+
+
+def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str], user: str = "") -> TemplateKey:
     variables = tuple(sorted((name, value) for name, value in env.items() if _LOAD_TIME.match(name)))
-    return TemplateKey(interpreter, variables, tuple(dict.fromkeys(preload)))
+    return TemplateKey(interpreter, variables, tuple(dict.fromkeys(preload)), user)
 
 
 def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[str, str]:
@@ -254,7 +310,8 @@ def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -
     """
     if wanted is None or wanted == rules.own:
         return rules.own
-    expanded = os.path.expanduser(wanted)
+    home = rules.user.home if rules.user is not None else os.path.expanduser("~")
+    expanded = home + wanted[1:] if wanted == "~" or wanted.startswith("~/") else os.path.expanduser(wanted)
     found = shutil.which(expanded, path=env.get("PATH"))
     path = os.path.normpath(found if found is not None else expanded)
     if (
@@ -294,13 +351,15 @@ def make_site(
     head: str,
     head_key: str,
     keeps: bool,
+    users: Users,
     keeper: str = "",
 ) -> Site:
     """Return the settings that all workers of this node share. Prepare the parent directories of their cgroups, and
     kill what is left in the cgroups of earlier workers. Loop thread.
 
-    *keeps* is True if workers may outlive this agentd. *keeper* is the socket of the keeper in rlinf-workers@.service,
-    or "" without that unit. Raise ConfigError if the configured cgroup directory cannot be used.
+    *users* decides as whom workers run. *keeps* is True if workers may outlive this agentd. *keeper* is the socket of
+    the keeper in rlinf-workers@.service, or "" without that unit. Raise ConfigError if the configured cgroup directory
+    cannot be used.
     """
     cgroups = find_roots(config, keeper)
     clear_cgroups(asyncio.get_running_loop(), cgroups)  # of an earlier agentd's workers
@@ -319,10 +378,10 @@ def make_site(
         head=head,
         node=report.hostname,
         node_ip=report.ip,
-        listen_ip="" if is_loopback(report.ip) else report.ip,
+        # processes of other users on this node are reached by TCP
+        listen_ip="" if is_loopback(report.ip) and not users.is_used else report.ip,
         out_path="",
         err_path="",
-        budgets=budget_memory.place(),
         head_key=head_key,
     )
     return Site(
@@ -334,7 +393,23 @@ def make_site(
         owner_pid=config.owner_pid,
         keep_s=config.head_grace_s if keeps else None,
         keeper=keeper if pid_of(keeper) is not None else "",
+        users=users,
     )
+
+
+def site_of(site: Site, user: User | None) -> Site:
+    """Return the settings of *site* for the workers of *user*; None stands for agentd's own user."""
+    if user is None:
+        return site
+    rules, place = site.rules, site.place
+    allowed = rules.allowed
+    if allowed is not None:
+        own = os.path.expanduser("~")
+        environments = Places.load(user.environment(site.environment())).environments
+        allowed = (*(user.home if one == own else one for one in allowed), environments)
+    rules = replace(rules, log_dir=user.log_dir, allowed=allowed, user=user)
+    place = replace(place, run_dir=user.run_dir, host=host_key(user.uid))
+    return replace(site, rules=rules, place=place, environment=lambda: user.environment(site.environment()))
 
 
 def allowed_interpreters(config: Config, report: NodeReport, environment: Mapping[str, str]) -> tuple[str, ...] | None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from agentd.users import User, as_user
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.wire.agent_messages import CUT, MAX_PATH, UPDATE, LogLines, line_cost
 
@@ -32,6 +33,7 @@ WINDOW = 1 << 20  # largest cost of the lines that are on their way to one owner
 _TURN = 512 << 10  # bytes read in one callback before the event loop runs other callbacks
 _BATCH = 128 << 10  # characters at which a LogLines message is sent
 _PATIENCE_S = 60.0  # seconds for which an ended worker's output waits for credit
+_MOST_NOTES = 100  # lines of agentd about the output of one worker, whose template may ask for any number
 
 _COUNTED = 1 << 20  # bytes read at a time when lines are counted
 
@@ -90,6 +92,7 @@ class _File(msgspec.Struct):
     inode: int = 0  # of the file that `offset` belongs to; 0 if unknown
     skipped: int = 0  # how often unread output was lost by a rename, removal or truncation of the file
     fault: str = ""  # the last reading error that was reported
+    user: User | None = None  # as whom the worker runs; None for agentd's own user
 
     def read(self) -> tuple[bytes, bool]:
         """Return the next unread bytes, at most MAX_LINE, and whether they are the last of a renamed file. A renamed
@@ -98,10 +101,8 @@ class _File(msgspec.Struct):
         Raises:
             OSError: the file cannot be read.
         """
-        with open(self.path, "rb", buffering=0, opener=_opened) as file:
+        with self._open(self.path) as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.EINVAL, "is no regular file")
             if self.inode not in (0, found.st_ino):
                 rest = self._rest()
                 if rest:
@@ -117,7 +118,7 @@ class _File(msgspec.Struct):
         lines = 0
         for path in (f"{self.path}.1", self.path):
             try:
-                with open(path, "rb", buffering=0, opener=_opened) as file:
+                with self._open(path) as file:
                     begun = os.fstat(file.fileno()).st_ino == self.inode
                     if path == self.path:
                         lines += _count(file, self.offset if begun or not self.inode else 0)
@@ -130,17 +131,27 @@ class _File(msgspec.Struct):
     def more(self) -> bool:
         """Return True if the log file has output that agentd has not read."""
         try:
-            found = os.stat(self.path)
+            with as_user(self.user):
+                found = os.stat(self.path)
         except OSError:  # `read` says so
             return False
         return found.st_size > self.offset or self.inode not in (0, found.st_ino)
+
+    def _open(self, path: str) -> io.FileIO:
+        """Open the log file, as the worker's user."""
+        with as_user(self.user):
+            file = open(path, "rb", buffering=0, opener=opened)  # noqa: SIM115 - the caller closes it
+        if self.user is not None and os.fstat(file.fileno()).st_uid != self.user.uid:
+            file.close()
+            raise PermissionError(errno.EPERM, f"does not belong to user {self.user.name}")
+        return file
 
     def _rest(self) -> bytes:
         """Return the next unread bytes of the renamed file, at most MAX_LINE; b"" if there are none or the file is
         lost.
         """
         try:
-            with open(f"{self.path}.1", "rb", buffering=0, opener=_opened) as file:
+            with self._open(f"{self.path}.1") as file:
                 if os.fstat(file.fileno()).st_ino == self.inode:
                     return os.pread(file.fileno(), MAX_LINE, self.offset)
         except OSError:
@@ -164,6 +175,7 @@ class _WorkerLogs(msgspec.Struct):
     owner: str
     files: list[_File]
     keep: bool = False
+    notes: int = 0  # lines of agentd about its output
     final: bool = False
     drop: asyncio.TimerHandle | None = None
 
@@ -227,16 +239,19 @@ class LogForwarder:
         err_path: str,
         at: tuple[Position, Position] | None = None,
         keep: bool = False,
+        user: User | None = None,
     ) -> None:
         """Begin to send the output of the worker *id*. *name* is its GROUP:RANK, and *owner* the namespace of its job.
 
         *at* has the positions in the two files at which reading begins; if it is None, reading begins at their present
         ends. The files need not exist yet. If *keep* is true, the output waits for credit without limit after the
         worker's end, because no output may be left out (WorkerSpec.keep_logs). It is dropped if the job's driver ends:
-        the head then gives credit for lines that it cannot pass on.
+        the head then gives credit for lines that it cannot pass on. The files are read with the rights of *user*, as
+        whom the worker runs.
         """
-        out, err = at or (_end_of(out_path), _end_of(err_path))
-        files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
+        with as_user(user):
+            out, err = at or (_end_of(out_path), _end_of(err_path))
+        files = [_File(out_path, "out", *out, user=user), _File(err_path, "err", *err, user=user)]
         self._workers[id] = _WorkerLogs(id, name, owner, files, keep)
         self._owners.setdefault(owner, _Owner())
 
@@ -253,9 +268,12 @@ class LogForwarder:
 
     def _note(self, id: str, text: str) -> None:
         """Log *text* in agentd's log, and send it to the job of worker *id* as a line of the worker's stderr."""
-        log.warning("worker %s: %s", id, text)
         worker = self._workers.get(id)
+        if worker is not None and worker.notes >= _MOST_NOTES:
+            return
+        log.warning("worker %s: %s", id, text)
         if worker is not None:
+            worker.notes += 1
             self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {text}")]))
 
     def finish(self, id: str) -> None:
@@ -267,7 +285,7 @@ class LogForwarder:
             return
         worker.final = True
         self._pending[id] = None
-        self._pump(whole=True)
+        self._pump(only=id)
         if id in self._workers and not worker.keep:
             worker.drop = self._loop.call_later(_PATIENCE_S, self._drop, [worker])
 
@@ -368,15 +386,19 @@ class LogForwarder:
             self._scheduled = True
             self._loop.call_soon(pump)
 
-    def _pump(self, whole: bool = False) -> None:
+    def _pump(self, only: str = "") -> None:
         """Read unread output, as far as the jobs that own it have credit, and send it. Read about _TURN bytes and leave
-        the rest for the loop's next turn; if *whole* is true, read all.
+        the rest for the loop's next turn.
+
+        If *only* is a worker's id, read that worker's output alone, as much as a job's whole credit stands for. The
+        credit alone is no bound: lines that replace one another (UPDATE) take none.
         """
         if self._paused:
             return
-        budget, ended, touched = _TURN, [], {}
-        ready = [id for id in self._pending if self._owners[self._workers[id].owner].credit > 0]
-        while ready and (budget > 0 or whole):
+        budget, ended, touched = WINDOW + 2 * MAX_LINE if only else _TURN, [], {}
+        wanted = [only] if only else list(self._pending)
+        ready = [id for id in wanted if self._owners[self._workers[id].owner].credit > 0]
+        while ready and budget > 0:
             for id in ready:
                 worker = self._workers[id]
                 got = sum(self._read(worker, file) for file in worker.files)
@@ -446,11 +468,18 @@ def _where(paths: list[str]) -> str:
     return os.fsencode(where).decode(errors="replace")[:MAX_PATH]
 
 
-def _opened(path: str, flags: int) -> int:
-    """Open a log file. Do not follow a link, and do not wait for the writer of a FIFO: a worker may have replaced its
-    log file by either.
+def opened(path: str, flags: int) -> int:
+    """Open a file that a worker has made. Do not follow a link, and do not wait for the writer of a FIFO: a worker may
+    have put either in its place.
+
+    Raises:
+        OSError: the file cannot be opened, or is no regular file.
     """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file")
+    return fd
 
 
 def _end_of(path: str) -> tuple[int, int]:

@@ -6,19 +6,27 @@ thread.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Union
 
 import msgspec
+from msgspec.structs import replace
 
-from agentd.config import Config
+from agentd.config import Config, launch_rules
+from agentd.keeper import drop
 from agentd.launch_plan import Rules, find_interpreter, process_environment
+from agentd.users import Users
+from rlinf_actors.config_files import read_text
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.child_process import ChildEnd, fault_of, run_child
 from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
@@ -32,7 +40,10 @@ from rlinf_actors.model.accelerator_table import (
 from rlinf_actors.net.host import host_key, route_ip
 from rlinf_actors.net.socket_security import is_loopback
 from rlinf_actors.settings import COMM_NET_DEVICES
+from rlinf_actors.wire.launch_rules import Launcher, LaunchRules
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, ResourceReport
+
+log = logging.getLogger(__name__)
 
 _PROFILERS = {"nsight": "nsys", "rocprof_sys": "rocprof-sys-python"}
 """The program of each back-end of `cluster.profiling` that needs one."""
@@ -60,19 +71,17 @@ def read_described(path: str) -> Described:
     the form of Described.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Described)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
-    except msgspec.DecodeError as error:
+        return msgspec.json.decode(read_text(path), type=Described)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"does not describe hardware: {error}", path=path) from None
 
 
-def node_id(config: Config, run_dir: str) -> str:
-    """Return the configured id of this node. Without one, return a hash of machine, network namespace, user and run
-    directory, which is the same after a restart of agentd.
+def node_id(config: Config, run_dir: str, of_key: str = "") -> str:
+    """Return the configured id of this node, else the id in its key file, *of_key*. Without both, return a hash of
+    machine, network namespace, user and run directory, which is the same after a restart of agentd.
     """
-    if config.node_id:
-        return config.node_id
+    if config.node_id or of_key:
+        return config.node_id or of_key
     try:
         machine = Path("/etc/machine-id").read_text().strip()
     except OSError:
@@ -136,6 +145,7 @@ def report(
         faults=probe.faults,
         profilers=given.profilers or profiler_backends(config.profilers),
         interface=interface_of(given.ip or ip),
+        admit=launch_rules(config),
     )
 
 
@@ -165,6 +175,7 @@ def without_devices() -> ProbeReport:
     )
 
 
+MOST_QUERIES = 4  # of one driver at a time: each takes milliseconds of the loop, and a process
 MAX_LIMIT_S = 600.0  # seconds after which a hardware query is killed, even if its client allows more
 _CHILD = "rlinf_actors.hardware.probe_child:enumerate_main"
 
@@ -181,30 +192,54 @@ class HardwareQueries:
             other packages than agentd's.
         environment: returns the node's environment; called at every query.
         described: True if this node only pretends to have hardware.
+        users: as whom the processes of a driver run.
+        admit: returns who may launch on this node.
     """
 
     def __init__(
-        self, rules: Rules, root: str, environment: Callable[[], Mapping[str, str]], *, described: bool
+        self,
+        rules: Rules,
+        root: str,
+        environment: Callable[[], Mapping[str, str]],
+        *,
+        described: bool,
+        users: Users,
+        admit: Callable[[], LaunchRules] = LaunchRules,
     ) -> None:
         self._rules = rules
         self._root = root
         self._environment = environment
         self._mode = "described" if described else "real"
+        self._users = users
+        self._admit = admit
+        self._turns = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MOST_QUERIES))  # by driver
 
-    async def query(self, question: HardwareQuestion) -> HardwareAnswer:
-        """Enumerate hardware in a process. Return the hardware that was found, or the reason why the enumeration
-        failed. Cancelling kills the process.
+    async def query(self, question: HardwareQuestion, by: Launcher | None = None) -> HardwareAnswer:
+        """Enumerate hardware in a process, as the user of the driver that asks. Return the hardware that was found, or
+        the reason why the enumeration was refused or failed. Cancelling kills the process.
         """
+        by = by or Launcher()
+        refused = self._admit().why_not(self._rules.node, by)
+        if refused:
+            log.warning("refused a query for %s: %s", question.type, refused)
+            return HardwareAnswer(kind="failed", text=refused)
+        root, environment, become = self._root, self._environment(), None
         try:
-            env = process_environment(self._environment(), question.env, question.path_env_merge_mode)
-            python = find_interpreter(question.interpreter, env, self._rules)
+            user = self._users.of_driver(by.driver)
+            rules = self._rules
+            if user is not None:
+                root, environment = self._users.import_path, user.environment(environment)
+                rules, become = replace(rules, user=user), partial(drop, user.start_order())
+            env = process_environment(environment, question.env, question.path_env_merge_mode)
+            python = find_interpreter(question.interpreter, env, rules)
         except ValueError as error:
             return HardwareAnswer(kind="failed", text=str(error))
         limit_s = min(question.limit_s, MAX_LIMIT_S)
         given = msgspec.json.encode(question)
-        end = await run_child(
-            _CHILD, [self._mode], python=python, env=env, timeout_s=limit_s, root=self._root, given=given
-        )
+        async with self._turns[by.driver]:
+            end = await run_child(
+                _CHILD, [self._mode], python=python, env=env, timeout_s=limit_s, root=root, given=given, become=become
+            )
         return read_answer(end, f"enumerate() of {question.type}", limit_s)
 
 

@@ -66,8 +66,9 @@ from rlinf_actors.wire.agent_messages import (
     WorkerReady,
     WorkersHealth,
 )
+from rlinf_actors.wire.client_messages import Warn
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.protocol import OLDEST
+from rlinf_actors.wire.protocol import OLDEST, printable
 from rlinf_actors.wire.values import ExitReport, RunningWorker
 
 
@@ -178,7 +179,7 @@ class AgentState:
             self._notice(event.body, now)
         elif isinstance(event, e.WorkersReported):
             self._reported(event.report, now)
-        elif isinstance(event, e.ConnectionLost):
+        elif isinstance(event, (e.ConnectionLost, e.NodeDescribed)):  # a hello on its way has the old description
             self._connection_lost()
         elif isinstance(event, e.HardwareAnswered):
             self._send(event.found)
@@ -416,6 +417,8 @@ class AgentState:
             self._out.append(e.CreditLogs(body.chars, body.owner))
         elif isinstance(body, (FlushLogs, LookForHardware, SendTrace, StopLooking, Watch, Unwatch)):
             self._out.append(body)
+        elif isinstance(body, Warn):
+            self._out.append(e.LogStatus(printable(body.text), warns=True))
         elif isinstance(body, Goodbye) and body.restarting:
             self._head_away(f"the head is being restarted; workers go on for {self.policy.head_grace_s:g} s", now)
         else:

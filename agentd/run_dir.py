@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 import rlinf_actors
 from rlinf_actors.errors import ConfigError
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 MAX_RUN_DIR = 80
 """Largest length in bytes: the path of a unix socket may have 107, and the names below the directory take 25."""
+_SECRET = "secret"
+SECRET_BYTES = 16
 _STOPPING = "stopping"
 """Name of a file that says that agentd was told to end with its workers; `agentd --reap` reads it."""
 
@@ -54,8 +58,8 @@ class RunDir(msgspec.Struct):
         if (size := len(os.fsencode(path))) > MAX_RUN_DIR:
             raise wrong(f"is {size} bytes long; unix sockets allow {MAX_RUN_DIR}: choose a shorter one")
         os.makedirs(path, mode=0o700, exist_ok=True)
-        if (owner := os.lstat(path).st_uid) not in (os.getuid(), 0):
-            raise wrong(f"belongs to user {owner}, whose link it is, not to us")
+        if stat.S_ISLNK((link := os.lstat(path)).st_mode) and link.st_uid not in (os.getuid(), 0):
+            raise wrong(f"belongs to user {link.st_uid}, whose link it is, not to us")
         found = os.stat(path)
         if found.st_uid != os.getuid():
             raise wrong(f"belongs to user {found.st_uid}, not to us ({os.getuid()})")
@@ -81,6 +85,20 @@ class RunDir(msgspec.Struct):
             Path(self.path, _STOPPING).touch(0o600)
         except OSError as error:  # a full disk must not keep agentd from ending
             log.warning("cannot write down that this agentd was stopped: %s", error)
+
+    def secret(self) -> str:
+        """Return the secret of this run directory, which is made once. An agentd proves by it to the head that it comes
+        after the one before it in this directory, and may take its place.
+        """
+        path = Path(self.path, _SECRET)
+        try:
+            found = path.read_text()
+        except FileNotFoundError:
+            found = ""
+        if len(found) != 2 * SECRET_BYTES:  # cut off, by a full disk
+            found = secrets.token_hex(SECRET_BYTES)
+            write_file(path, found.encode())
+        return found
 
     def close(self) -> None:
         """Release the lock of the run directory. May be called again."""
@@ -125,9 +143,17 @@ def make_directories(run_dir: Path) -> str:
     """Make the subdirectories of the run directory, and a link to the package rlinf_actors in one of them. Return that
     subdirectory, which is the import path of templates.
     """
-    for name in ("w", "t", "l", "pkg"):
+    for name in ("w", "t", "l"):
         (run_dir / name).mkdir(mode=0o700, exist_ok=True)
-    package = run_dir / "pkg" / "rlinf_actors"
+    return link_package(run_dir)
+
+
+def link_package(parent: Path) -> str:
+    """Make the directory ``pkg`` below *parent*, with a link to the package rlinf_actors and nothing else. Return the
+    directory's path.
+    """
+    package = parent / "pkg" / "rlinf_actors"
+    package.parent.mkdir(mode=0o755, exist_ok=True)
     ours = Path(rlinf_actors.__file__).resolve().parent
     if not package.is_symlink() or os.readlink(package) != str(ours):  # templates of an earlier agentd may import now
         package.unlink(missing_ok=True)  # of an agentd that is installed elsewhere
@@ -144,8 +170,13 @@ class OrderLedger:
     """The head's orders to start workers, kept on disk so that the next agentd knows which workers were started, even
     if their templates have ended.
 
+    The tokens of jobs are left out: templates have them, and give them to the next agentd (SurvivingWorker).
+
     There is one file for each StartWorkers. The file is removed when the head has acknowledged the ends of all workers
     in it. If *directory* is None, nothing is written.
+
+    Attributes:
+        drivers: after `read`, the driver (StartWorkers.driver) of each worker in the orders.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -153,6 +184,7 @@ class OrderLedger:
         self._pending: dict[Path, set[str]] = {}  # ids of the workers whose ends are not acknowledged
         self._file_of: dict[str, Path] = {}
         self._numbers = count(1)
+        self.drivers: dict[str, str] = {}
 
     def read(self) -> dict[str, RunningWorker]:
         """Return the workers, by id, in the orders that earlier agentds wrote. An order is no longer on disk once the
@@ -171,6 +203,7 @@ class OrderLedger:
                 path.unlink(missing_ok=True)
                 continue
             self._enter(path, order)
+            self.drivers.update((spec.id, order.driver) for spec in order.workers)
             for spec in order.workers:
                 if spec.id in found and found[spec.id].spec.resizes > spec.resizes:
                     continue  # the names of the files do not tell which one is younger
@@ -178,11 +211,12 @@ class OrderLedger:
         return found
 
     def write(self, order: StartWorkers) -> None:
-        """Write the order to disk. Called before its workers start, or when they get a new owner. Raise OSError if that
-        fails.
+        """Write the order to disk, without the job's token, which workers of this user could read there. Called before
+        its workers start, or when they get a new owner. Raise OSError if that fails.
         """
         if self._directory is None or not order.workers:
             return
+        order = replace(order, workers=[replace(spec, token="") for spec in order.workers])
         path = self._directory / f"{os.getpid()}-{next(self._numbers)}.start"
         while path.exists():  # of an earlier agentd with our pid
             path = self._directory / f"{os.getpid()}-{next(self._numbers)}.start"

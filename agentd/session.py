@@ -12,11 +12,13 @@ import logging
 import os
 import random
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from agentd import node_state as s
 from agentd import state_events as e
+from agentd.worker_table import fitted
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
 from rlinf_actors.exhaustion import AGAIN_S, explain
@@ -40,6 +42,7 @@ from rlinf_actors.wire.agent_messages import (
     Welcome,
 )
 from rlinf_actors.wire.client_messages import GetStatus, Status
+from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.template_protocol import NodeRegistered
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
@@ -82,7 +85,9 @@ class Session:
         is_head: True if the head runs in this process.
         keeps: True if workers outlive this agentd. They then wait for the next agentd of this node, for head_grace_s if
             *is_head*, otherwise for the node's lease, after which the head counts the node as lost.
-        query_hardware: enumerates hardware for a client; cancelled when that client no longer waits.
+        user: the user as whom this agentd runs.
+        secret: the secret of its run directory, "" for none.
+        query_hardware: enumerates hardware for a client of a driver; cancelled when that client no longer waits.
         on_registered: called each time the head has registered this node.
         on_status: called with a line for people when the session's state changes.
     """
@@ -95,7 +100,9 @@ class Session:
         *,
         is_head: bool = False,
         keeps: bool = False,
-        query_hardware: Callable[[HardwareQuestion], Awaitable[HardwareAnswer]] | None = None,
+        user: str = "",
+        secret: str = "",
+        query_hardware: Callable[[HardwareQuestion, Launcher], Awaitable[HardwareAnswer]] | None = None,
         policy: s.Policy | None = None,
         on_registered: Callable[[], None] = lambda: None,
         on_status: Callable[[str], None] = lambda text: None,
@@ -106,6 +113,8 @@ class Session:
         self._report = report
         self._is_head = is_head
         self._keeps = keeps
+        self._user = user
+        self._secret = secret
         self._query_hardware = query_hardware
         self._on_registered = on_registered
         self._on_status = on_status
@@ -116,11 +125,13 @@ class Session:
             tick=e.Tick(), stalled=e.Stalled,
         )  # fmt: skip
         self._client: ControlClient | None = None
-        self.identity = b""  # of this incarnation's connections, at the head
+        self.identity = b""  # of the present connection, at the head
         self._hello: asyncio.Task[None] | None = None
         self._was_registered = False
         self._lost: dict[str, str] = {}
         self._queries: dict[str, asyncio.Task[None]] = {}
+        self._traces = deque[SendTrace]()
+        self._trace_turn: asyncio.Handle | None = None  # of the next answer
         self._watched: dict[str, int] = {}  # pidfds of client processes, by incarnation
         self._watch_retries: dict[str, asyncio.TimerHandle] = {}
         self._tasks = Tasks(self._loop)
@@ -171,10 +182,10 @@ class Session:
         self._shell.handle(e.HandOver(reason))
 
     def describe(self, report: NodeReport, stop_grace_s: float) -> None:
-        """Set a new description of this node, and the grace of the next stop. The description is sent with the next
-        hello to the head.
-        """
-        self._report = report
+        """Set a new description of this node, and the grace of the next stop. A hello tells the head at once."""
+        changed, self._report = report != self._report, report
+        if changed:
+            self._shell.handle(e.NodeDescribed())
         self._state.policy.stop_grace_s = stop_grace_s
 
     # --- commands ---
@@ -212,9 +223,9 @@ class Session:
         elif isinstance(command, LookForHardware):
             self._start_query(command)
         elif isinstance(command, SendTrace):
-            answer = workers.traces.answer(command.question, self._state.clock.samples())
-            if self._client is not None:
-                self._client.notify(TraceSent(command.id, answer))
+            self._traces.append(command)
+            if self._trace_turn is None:
+                self._send_trace()
         elif isinstance(command, StopLooking):
             if command.id in self._queries:
                 self._queries[command.id].cancel()
@@ -251,9 +262,9 @@ class Session:
             self._client.close()
             self._client = None
         if self._client is None:
-            name = f"agent:{command.incarnation}"
-            if not self.identity.startswith(f"{name}#".encode()):  # one for each incarnation
-                self.identity = secret_identity(name)
+            # Each connection has its own. The one before it may come to the head after it, if both are made while the
+            # head starts. With an equal identity it would take the place of this one, which libzmq then reads no more.
+            self.identity = secret_identity(f"agent:{command.incarnation}")
             try:
                 self._client = ControlClient(
                     self._network,
@@ -271,17 +282,23 @@ class Session:
                 self._hello = None
                 self._shell.handle(e.HelloFailed(ClusterTimeoutError(text)))
                 return
+        workers, shortened = fitted(self._state.listed_workers())
+        if shortened:
+            text = "workers of %s are described to the head without their long environments, and are not restarted"
+            log.warning(text, ", ".join(map(repr, shortened)))
         hello = AgentHello(
             OLDEST,
             version.VERSION,
             command.incarnation,
             self._report,
             self._is_head,
-            self._state.listed_workers(),
+            workers,
             self._keeps,
             self._lost,
             list(self._watched),
             PROTOCOL,
+            self._user,
+            self._secret,
         )
         event: e.Event
         try:
@@ -304,6 +321,17 @@ class Session:
         stands = self._client is not None and self._client.stands()
         self._shell.handle(e.HeadChecked(reachability is not Reachability.SILENT, stands))
 
+    def _send_trace(self) -> None:
+        """Answer one SendTrace in each turn of the loop. A job may ask for thousands at once, and what the head says
+        after them, above all its answers to beats, must not wait for all of them.
+        """
+        self._trace_turn = None
+        if self._traces and self._client is not None:
+            command = self._traces.popleft()
+            answer = self._workers.traces.answer(command.question, self._state.clock.samples())
+            self._client.notify(TraceSent(command.id, answer))
+            self._trace_turn = self._loop.call_soon(self._send_trace)
+
     # --- hardware queries ---
 
     def _start_query(self, command: LookForHardware) -> None:
@@ -317,7 +345,7 @@ class Session:
         try:
             if self._query_hardware is None:
                 raise RuntimeError("no hardware can be queried here")
-            answer = await self._query_hardware(command.question)
+            answer = await self._query_hardware(command.question, command.launcher)
         except Exception as error:  # agentd's state is as before, and the client can be told
             log.exception("the query for %s hardware failed", command.question.type)
             text = f"its agentd cannot look for it ({type(error).__name__}: {error}); its log has more"
@@ -364,6 +392,7 @@ class Session:
 
     def _close(self) -> None:
         self._shell.close()
+        self._traces.clear()
         for incarnation in [*self._watched, *self._watch_retries]:
             self._unwatch(incarnation)
         self._tasks.cancel()

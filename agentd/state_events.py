@@ -53,8 +53,8 @@ class HelloFailed(msgspec.Struct, frozen=True):
 
 
 class HelloWaits(msgspec.Struct, frozen=True):
-    """Event: the head has received agentd's hello by a connection that stands, but not answered it in time. The hello
-    is not repeated: Welcomed or HelloFailed follows.
+    """Event: the head has not answered agentd's hello in time, but the connection to it stands. The hello is not
+    repeated: Welcomed or HelloFailed follows.
     """
 
     text: str  # for people
@@ -86,6 +86,10 @@ class ProcessEnded(msgspec.Struct, frozen=True):
     """Event: a client process that agentd watches for the head has ended. *incarnation* identifies the client."""
 
     incarnation: str
+
+
+class NodeDescribed(msgspec.Struct, frozen=True):
+    """Event: the description of this node has changed, and the head must get it."""
 
 
 class HeadChecked(msgspec.Struct, frozen=True):
@@ -135,7 +139,7 @@ class WorkersClosed(msgspec.Struct, frozen=True):
 
 Event = Union[
     StartSession, Welcomed, HelloFailed, HelloWaits, HeadNotice, WorkersReported, HardwareAnswered, ProcessEnded,
-    HeadChecked, Tick, Stalled, WorkersAdopted, HandOver, StopAgent, WorkersClosed, ConnectionLost,
+    NodeDescribed, HeadChecked, Tick, Stalled, WorkersAdopted, HandOver, StopAgent, WorkersClosed, ConnectionLost,
 ]  # fmt: skip
 
 

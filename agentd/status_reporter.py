@@ -1,4 +1,4 @@
-"""What agentd tells systemd and the driver that started it about its own state."""
+"""Reports the state of agentd to systemd, and to the driver that started it."""
 
 from __future__ import annotations
 

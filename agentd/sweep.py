@@ -1,4 +1,5 @@
-"""Kill the workers of a template that has ended, with every process that they started. Loop thread only.
+"""Remove what dead workers leave: kill the workers of a template that has ended, with every process that they started.
+Loop thread only.
 
 The processes of a worker are recognized by pid, session, cgroup, worker mark (an environment variable) or brand (a
 resource limit); see rlinf_actors.procfs.
@@ -9,22 +10,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
+from agentd.users import User, as_user
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker_cgroup import leftovers, workers_of
 from rlinf_actors.exhaustion import AGAIN_S, explain
+from rlinf_actors.net.daemon import SLICE_S
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
 PATIENCE_S = 3.0  # seconds after which a sweep gives up: a process in an uninterruptible system call may never end
+_MOST_NAMES = 200_000  # entries of a directory of sockets that are looked at: a user may fill that of its workers
 EXEC_S = 0.002
 """Seconds until the next search if a process is in execve(), where its mark cannot be read: no event ends that."""
 
 log = logging.getLogger(__name__)
+
+
+def remove_sockets(run_dir: str, ended: Callable[[str], bool], user: User | None = None) -> None:
+    """Remove the sockets of ended workers, and of their children, from the run directory of *user*.
+
+    *ended* tells by a worker's id whether the worker has ended.
+    """
+    with as_user(user), contextlib.suppress(*([OSError] if user is not None else [])):  # the user can change it
+        with os.scandir(f"{run_dir}/w") as entries:
+            names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+        for name in names:
+            if ended(name.partition("_")[0]):
+                Path(run_dir, "w", name).unlink(missing_ok=True)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
@@ -49,7 +69,8 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
 
 class Sweep:
     """Kills all processes of some workers. It searches for processes, kills them, waits for their ends, and searches
-    again until none is left.
+    again until none is left. A search takes about SLICE_S of each turn of the loop: a user may have any number of
+    processes.
 
     Args:
         ids: ids of the workers.
@@ -76,32 +97,53 @@ class Sweep:
         self._killed: set[int] = set()
         self._statuses: dict[int, int] = {}
         self._over = False
+        self._searching = self._found = False  # _found: True if the present search has killed a process
+        self._left: Iterator[int] | None = None  # processes that the present search has not looked at
         self._timer = loop.call_later(PATIENCE_S, self._finish)
         self._search()
 
     def _search(self) -> None:
+        if not self._searching:
+            self._searching, self._found, self._left = True, False, None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._over:
+            return
+        until = time.perf_counter() + SLICE_S
         try:
-            self._search_once()
+            if self._left is None:
+                self._left = itertools.chain(self._pids, procfs.pids())  # the known ones at once
+            for pid in self._left:
+                self._look_at(pid)
+                if time.perf_counter() > until:
+                    self._loop.call_soon(self._go_on)
+                    return
+            self._searching = False
+            self._searched()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            if not self._over:
-                log.warning("the search for what workers left is repeated in %g s: %s", AGAIN_S, explain(error))
-                self._loop.call_later(AGAIN_S, self._search)
+            self._searching = False
+            log.warning("the search for what workers left is repeated in %g s: %s", AGAIN_S, explain(error))
+            self._loop.call_later(AGAIN_S, self._search)
 
-    def _search_once(self) -> None:
-        for pid in procfs.pids():
-            stat = procfs.stat(pid)
-            if stat is None:
-                continue
-            if stat.state in "ZX":
-                if (pid in self._killed or self._named(stat)) and stat.parent == os.getpid():
-                    self._reap(pid)  # its parent lived when it died, and has ended since
-            elif self._ours(stat):
-                self._kill(pid)
-        if self._pidfds or self._over:
+    def _look_at(self, pid: int) -> None:
+        stat = procfs.stat(pid)
+        if stat is None:
             return
-        if any(self._missed(pid) for reaper in self._reapers for pid in procfs.children(reaper)):
+        if stat.state in "ZX":
+            if (pid in self._killed or self._named(stat)) and stat.parent == os.getpid():
+                self._reap(pid)  # its parent lived when it died, and has ended since
+        elif self._ours(stat):
+            self._kill(stat)
+
+    def _searched(self) -> None:
+        if self._pidfds:
+            return  # their ends begin another search
+        if self._found:
+            self._search()  # for what they forked before they ended
+        elif any(self._missed(pid) for reaper in self._reapers for pid in procfs.children(reaper)):
             self._loop.call_later(EXEC_S, self._search)
         else:
             self._loop.call_soon(self._finish)
@@ -130,15 +172,22 @@ class Sweep:
         leader = procfs.stat(stat.session)  # while its session has members, no other process gets its pid
         return leader is None or leader.started == self._pids[stat.session]
 
-    def _kill(self, pid: int) -> None:
+    def _kill(self, found: procfs.Stat) -> None:
+        """Kill the process that the search has *found*, unless it has ended and another process has its pid now."""
+        pid = found.pid
         if pid in self._pidfds:
             return
         try:
             pidfd = procfs.pidfd_of(pid)
         except ProcessLookupError:
             return
+        now = procfs.stat(pid)
+        if now is None or now.started != found.started:
+            os.close(pidfd)
+            return
         self._pidfds[pid] = pidfd
         self._killed.add(pid)
+        self._found = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self._loop.add_reader(pidfd, self._on_end, pid)

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -23,9 +24,12 @@ from agentd.keeper_client import KeeperClient, Started
 from agentd.launch_plan import TemplateKey
 from agentd.run_dir import boot_id, remove_template_files, write_file
 from agentd.template_start import OrderedTemplate, TemplateStarter
+from agentd.users import User, as_user
 from rlinf_actors import procfs
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.exhaustion import explain
-from rlinf_actors.installed import fingerprint
+from rlinf_actors.installed import Looks, fingerprint
+from rlinf_actors.net.daemon import SLICE_S
 from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -37,7 +41,11 @@ MAX_IDLE = 4
 _SO_SNDBUFFORCE = 32
 _OVERHEAD = 32  # bytes of SO_SNDBUF that a packet cannot use (unix_dgram_sendmsg in the kernel)
 _TURN = 64  # packets received in one callback before the event loop runs other callbacks
+_LAST, _LAST_S = 1000, 1.0
+"""Packets of an ended template that are still read, and seconds: the kernel holds about 300 of them."""
+_MOST_QUEUED = 200_000  # packets that wait for a template: twice the workers that a group may have
 _STDERR_LINES = 20
+_STDERR_BYTES = 16 << 10  # read from the end of a template's stderr, which may be as large as the disk
 _EXIT_S = 1.0  # seconds from the end of a template's socket until SIGKILL, if the process has not ended by then
 
 
@@ -52,6 +60,8 @@ class TemplateRecord(msgspec.Struct, frozen=True):
     protocol: int  # version between agentd and template; an agentd that does not speak it cannot take over
     key: TemplateKey
     settings: str = ""  # hash of the settings that its agentd gave the template
+    listens: str = ""  # path of the socket at which it is adopted; "" for the one beside this file
+    uid: int | None = None  # of its process; None for agentd's own
 
 
 class SurvivingTemplate(msgspec.Struct):
@@ -65,6 +75,7 @@ class SurvivingTemplate(msgspec.Struct):
     stem: str  # path of the template's files without suffix
     workers: list[template_protocol.SurvivingWorker]  # running, or ended with exit reports that the head may not have
     inventory: template_protocol.Inventory
+    user: User | None = None  # as whom it runs; None for agentd's own user
     # workers in no order on disk; take_inventory kills them
     strays: list[template_protocol.SurvivingWorker] = msgspec.field(default_factory=list)
 
@@ -91,6 +102,8 @@ class TemplateProcess:
         kept: True if the next agentd can take over the template by its record on disk.
         failure: why the template cannot be used; "" if no error is known.
         settings: hash of the settings that its agentd gave the template.
+        listens: path of the socket at which a later agentd adopts the template.
+        user: as whom the template runs; None for agentd's own user.
         paths: sys.path of the template.
         installed: fingerprint of the code in `paths` before the template imported it; "" if unknown.
         gone: True once the process has ended, could not be started, or was left to the next agentd.
@@ -112,7 +125,8 @@ class TemplateProcess:
         self.ready = False
         self.kept = False
         self.failure = ""
-        self.settings = ""
+        self.settings = self.listens = ""
+        self.user: User | None = None
         self.installed = ""
         self.paths: tuple[str, ...] = ()
         self.gone = False
@@ -123,7 +137,7 @@ class TemplateProcess:
         self._starting = None if isinstance(process, tuple) else process
         self._on_packet = on_packet
         self._on_end = on_end
-        self._abandoned = False
+        self._abandoned = self._distrusted = False
         self._code: int | None = None
         self._stderr: list[str] = []
         self._outgoing = PacketQueue(sock)
@@ -153,7 +167,9 @@ class TemplateProcess:
             return
         if len(data) > self._largest:  # refused now: once it is queued, no caller could be told
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        if not self._outgoing.send(data):
+        if len(self._outgoing) > _MOST_QUEUED:
+            self.distrust("it does not read its packets")
+        elif not self._outgoing.send(data):
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def kill(self) -> None:
@@ -167,6 +183,18 @@ class TemplateProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def distrust(self, why: str) -> None:
+        """Kill the template, and with it its workers, because it has sent what no template sends. *why* says what.
+
+        The code of a worker can act as its template, whose memory is open to its user.
+        """
+        if not self.gone and not self._distrusted:
+            log.error("template %d is killed, and its workers: %s", self.pid, why)
+            self._distrusted = True
+            self.failure = f"its template was killed: {why}"
+            self._loop.remove_reader(self._socket.fileno())
+            self.kill()
 
     def abandon(self) -> None:
         """Close the connection to the template. If the template is ready, it waits for the next agentd; otherwise it
@@ -207,7 +235,9 @@ class TemplateProcess:
         self.pid, self._pidfd = started.pid, started.pidfd
         self._watch()
         if self.kept:
-            record = TemplateRecord(started.pid, started.began, boot_id(), PROTOCOL, self.key, self.settings)
+            uid = self.user.uid if self.user is not None else None
+            settings, listens = self.settings, self.listens
+            record = TemplateRecord(started.pid, started.began, boot_id(), PROTOCOL, self.key, settings, listens, uid)
             try:
                 write_file(Path(f"{self._stem}.json"), msgspec.json.encode(record))
             except OSError as why:
@@ -230,30 +260,36 @@ class TemplateProcess:
         if self._outgoing.flush():
             self._loop.remove_writer(self._socket.fileno())
 
-    def _on_readable(self, turns: int = _TURN) -> bool:
-        """Receive up to *turns* packets from the template and pass them to `on_packet`. Return True if more packets may
-        be waiting.
+    def _on_readable(self, most: int = _TURN, seconds: float = SLICE_S) -> None:
+        """Receive packets from the template, *most* at most and for about so many *seconds*, and pass them to
+        `on_packet`.
         """
-        for _ in range(turns):
+        until = time.perf_counter() + seconds
+        for _ in range(most if not self._distrusted else 0):
             try:
                 size = self._socket.recv_into(self._buffer)
             except BlockingIOError:
-                return False
+                return
             except ConnectionError:
                 size = 0
             if size == 0:
                 self._loop.remove_reader(self._socket.fileno())
                 if self._exit_timer is None:  # without its socket it is of no use, even if it lives
                     self._exit_timer = self._loop.call_later(_EXIT_S, self.kill)
-                return False
-            self._on_packet(self, template_protocol.decode_to_agent(self._buffer[:size]))
-        return True
+                return
+            try:
+                packet = template_protocol.decode_to_agent(self._buffer[:size])
+            except RemoteWireError as error:
+                self.distrust(str(error))
+                return
+            self._on_packet(self, packet)
+            if self._distrusted or time.perf_counter() > until:
+                return
 
     # --- end ---
 
     def _on_process_end(self) -> None:
-        while self._on_readable():
-            pass
+        self._on_readable(_LAST, _LAST_S)  # not to the end: a process that holds the template's socket may send on
         self.gone = True
         self._close()
         try:
@@ -271,8 +307,11 @@ class TemplateProcess:
         if self.pid in statuses:
             self._code = os.waitstatus_to_exitcode(statuses[self.pid])
         with contextlib.suppress(FileNotFoundError):
-            self._stderr = Path(f"{self._stem}.err").read_text(errors="replace").splitlines()
+            self._stderr = _end_of(f"{self._stem}.err").decode(errors="replace").splitlines()
         remove_template_files(self._stem)
+        if self.user is not None:
+            with contextlib.suppress(OSError), as_user(self.user):
+                os.unlink(self.listens)
         self._on_end(self)
 
     def _close(self) -> None:
@@ -286,6 +325,13 @@ class TemplateProcess:
             os.close(self._pidfd)
         elif self._starting is not None:
             self._starting.cancel()
+
+
+def _end_of(path: str) -> bytes:
+    """Return the last bytes of a file, at most _STDERR_BYTES. Raise OSError if it cannot be read."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _STDERR_BYTES))
+        return file.read(_STDERR_BYTES)
 
 
 def widen(sock: socket.socket) -> None:
@@ -341,6 +387,7 @@ class TemplatePool:
     def _start(self, ordered: OrderedTemplate) -> TemplateProcess:
         template = self._add(ordered.key, ordered.socket, ordered.stem, ordered.starting, ordered.settings)
         template.kept = self._starter.keep_s is not None
+        template.listens, template.user = ordered.listens, ordered.user
         return template
 
     def adopt(self, found: SurvivingTemplate) -> TemplateProcess:
@@ -348,17 +395,22 @@ class TemplatePool:
         record = found.record
         template = self._add(record.key, found.socket, found.stem, (record.pid, found.pidfd), record.settings)
         template.ready = True
+        template.listens, template.user = record.listens, found.user
         template.installed, template.paths = found.inventory.installed, tuple(found.inventory.paths)
         self._by_key.setdefault(record.key, template)
         return template
 
-    def refresh(self) -> None:
-        """Retire each template since whose start agentd's settings, or the code that it imported, have changed."""
+    def refresh(self, user: str) -> None:
+        """Retire each template of *user* since whose start agentd's settings, or the code that it imported, have
+        changed. "" stands for agentd's own user.
+        """
         now: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
-        for template in [one for one in self._by_key.values() if one.ready]:
+        looks = Looks()  # for all of them: they may be many, and say where their code is
+        for template in [one for key, one in self._by_key.items() if one.ready and key.user == user]:
             imports = template.paths, template.key.preload
             if imports not in now:
-                now[imports] = fingerprint(*imports)
+                with as_user(template.user):
+                    now[imports] = fingerprint(*imports, looks)
             if (template.settings, template.installed) != (self._starter.settings, now[imports]):
                 what = "code" if template.settings == self._starter.settings else "settings"
                 log.info("template %d forks no more workers: its %s are not those of now", template.pid, what)

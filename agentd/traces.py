@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentd.launch_plan import file_name
+from agentd.logs import opened
+from agentd.users import User, as_user
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.tracing.clocks import Sample
 from rlinf_actors.wire.trace_values import MAX_TRACE_FILES, MAX_TRACE_SLICE, TraceQuestion, TraceSlice
@@ -39,25 +42,31 @@ class TraceFiles:
     def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path) -> None:
         self._loop = loop
         self._root = run_dir / "trace"
+        self._users: dict[str, User] = {}  # by job: as whom its workers run, if not as agentd's own user
         self._living: dict[str, set[str]] = {}  # by job: its running workers that may write a trace
         self._expiry: dict[str, asyncio.TimerHandle] = {}
 
-    def path_for(self, spec: WorkerSpec) -> str:
-        """Return the path of the file that a new worker makes for its trace; "" if it is to record none."""
+    def path_for(self, spec: WorkerSpec, user: User | None = None) -> str:
+        """Return the path of the file that a new worker, which runs as *user*, makes for its trace; "" if it is to
+        record none.
+        """
         if not spec.trace_events:
             return ""
+        self.started(spec, user)
         directory = self._directory(spec.namespace)
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with as_user(user):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             log.warning("%s:%d records no trace: %s: %s", spec.group, spec.rank, directory, explain(error))
             return ""
-        self.started(spec)
         return str(directory / spec.id)
 
-    def started(self, spec: WorkerSpec) -> None:
-        """Note that a worker runs, so that the traces of its job are kept."""
+    def started(self, spec: WorkerSpec, user: User | None = None) -> None:
+        """Note that a worker runs as *user*, so that the traces of its job are kept."""
         if spec.trace_events:
+            if user is not None:
+                self._users[spec.namespace] = user
             self._living.setdefault(spec.namespace, set()).add(spec.id)
             timer = self._expiry.pop(spec.namespace, None)
             if timer is not None:
@@ -85,18 +94,23 @@ class TraceFiles:
         """Return the names of a job's traces, or a part of one, or remove those of ended workers. *clock* says how
         far the head's clock is ahead of this node's.
         """
+        with as_user(self._users.get(question.namespace)):
+            return self._answer(question, clock)
+
+    def _answer(self, question: TraceQuestion, clock: Sequence[Sample]) -> TraceSlice:
         directory = self._directory(question.namespace)
         measured = [(one.at, one.offset, one.error) for one in clock]
         if question.drop:
             self._drop(question.namespace)
             return TraceSlice(now=time.monotonic())
         try:
-            names = sorted(os.listdir(directory))[:MAX_TRACE_FILES]
+            with os.scandir(directory) as entries:  # the directory may be a user's, with any number of files
+                names = sorted(entry.name for entry in itertools.islice(entries, MAX_TRACE_FILES))
             if not question.name:
                 return TraceSlice(names, now=time.monotonic(), clock=measured)
             if question.name not in names:  # so it is no path either
                 return TraceSlice(fault=f"there is no trace {question.name!r}")
-            with open(directory / question.name, "rb") as file:
+            with open(directory / question.name, "rb", opener=opened) as file:
                 file.seek(question.offset)
                 return TraceSlice(data=file.read(MAX_TRACE_SLICE))
         except FileNotFoundError:
@@ -116,16 +130,19 @@ class TraceFiles:
         self._expiry.clear()
 
     def _directory(self, namespace: str) -> Path:
-        return self._root / file_name(namespace)
+        user = self._users.get(namespace)
+        return (self._root if user is None else Path(user.run_dir, "trace")) / file_name(namespace)
 
     def _drop(self, namespace: str) -> None:
         timer = self._expiry.pop(namespace, None)
         if timer is not None:
             timer.cancel()
         directory, living = self._directory(namespace), self._living.get(namespace, set())
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError), as_user(self._users.get(namespace)):
             for name in os.listdir(directory):
                 if name.partition("_")[0] not in living:  # "WORKER_CHILD" is that of a child of the worker
                     (directory / name).unlink(missing_ok=True)
             if not living:
                 directory.rmdir()
+        if not living:
+            self._users.pop(namespace, None)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 
 import msgspec
 
-from agentd.launch_plan import LaunchPlan, Rules
+from agentd.launch_plan import LaunchPlan, Site
 from agentd.templates import TemplateProcess
+from agentd.users import User
 from rlinf_actors import procfs
+from rlinf_actors.cgroups.worker_cgroup import Cgroup, cgroup_of
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.values import ExitReport, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
+
+log = logging.getLogger(__name__)
 
 TERM_S = 0.25  # seconds that a robot worker's template has to pass on Revoke before agentd sends the worker SIGTERM
 
@@ -26,8 +31,10 @@ class WorkerProcess(msgspec.Struct):
     spec: WorkerSpec
     plan: LaunchPlan
     template: TemplateProcess
+    site: Site  # the settings of its user's workers
     report_s: float = 0.0  # seconds that its profiler has to write its report, 0 without one
     asked: bool = False  # True once the template has the request to fork
+    up: bool = False  # True once the worker listens
     pid: int = 0  # 0 before the worker runs
     pidfd: int = -1  # -1 before the worker runs and after `release`
     stopping: bool = False  # True once agentd was told to stop the worker
@@ -37,6 +44,10 @@ class WorkerProcess(msgspec.Struct):
     kill_timer: asyncio.TimerHandle | None = None  # sends SIGKILL after the grace
     kill_due: float = 0.0  # time of the loop at which kill_timer fires (uvloop's timers do not all tell)
     silence_timer: asyncio.TimerHandle | None = None  # starts a Sweep if the template does not send Exited
+    cgroup: Cgroup = Cgroup()  # made by agentd if the worker runs as another user; otherwise the template makes one
+
+    def __post_init__(self) -> None:
+        self.report_s = self.site.rules.profile_grace_s if self.spec.profiler is not None else 0.0
 
     @property
     def has_robots(self) -> bool:
@@ -50,9 +61,30 @@ class WorkerProcess(msgspec.Struct):
         """True if this worker's process has ended or was never forked."""
         return self.pidfd < 0 or procfs.has_ended(self.pidfd)
 
-    def order(self, place: template_protocol.WorkerPlace, rules: Rules) -> template_protocol.Fork:
-        """Return the packet that orders the template to start this worker."""
-        self.report_s = rules.profile_grace_s if self.spec.profiler is not None else 0.0
+    @property
+    def user(self) -> User | None:
+        """As whom this worker runs; None for agentd's own user."""
+        return self.site.rules.user
+
+    def order(self, trace_path: str = "", until: float = 0.0, lease_s: float = 0.0) -> template_protocol.Fork:
+        """Return the packet that orders the template to start this worker.
+
+        *trace_path* is the file for its trace, *until* and *lease_s* are the end and length of a robot lease.
+
+        If the worker runs as another user, make its cgroup, which that user cannot change. Raise OSError if that fails.
+        """
+        place = msgspec.structs.replace(
+            self.site.place,
+            out_path=self.plan.out_path,
+            err_path=self.plan.err_path,
+            trace_path=trace_path,
+            lease_until=until,
+            lease_s=lease_s,
+        )
+        if self.user is not None:
+            roots = self.site.rules.cgroups
+            self._find_cgroup()
+            self.cgroup.make(roots.limits(self.spec.memory_limit, self.spec.pids_limit))
         return template_protocol.Fork(self.spec, place, self.plan.env, list(self.plan.wrapper), self.report_s)
 
     def watch(self, loop: asyncio.AbstractEventLoop, pid: int, pidfd: int) -> None:
@@ -61,6 +93,25 @@ class WorkerProcess(msgspec.Struct):
             loop.remove_reader(self.pidfd)
             os.close(self.pidfd)
         self.pid, self.pidfd = pid, pidfd
+        if self.user is not None:  # it runs no code of the driver before agentd has reported that it is ready
+            self._find_cgroup()
+            try:
+                self.cgroup.enter(pid)
+            except ProcessLookupError:  # it has ended
+                pass
+            except OSError as error:
+                log.error("%s:%d runs outside its cgroup: %s", self.spec.group, self.spec.rank, error)
+
+    def _find_cgroup(self) -> None:
+        template = procfs.stat(self.template.pid)
+        if template is not None:
+            self.cgroup = cgroup_of(self.site.rules.cgroups, template, self.spec.id)
+
+    def end_cgroup(self) -> None:
+        """Kill what is left in the cgroup that agentd has made for this worker, and remove the cgroup."""
+        if self.cgroup.directories:
+            self.cgroup.kill()
+            self.cgroup.remove()
 
     def started(self) -> int:
         """Return the start of the worker's process in clock ticks since boot, or 0 if another process may have the pid
@@ -151,3 +202,11 @@ class WorkerProcess(msgspec.Struct):
         code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
         kind = "start_failed" if not self.pid else "signalled" if code < 0 else "exited"
         return ExitReport(kind, code if code >= 0 else None, -code if code < 0 else None, reason=reason)
+
+
+def running(ordered: RunningWorker, found: template_protocol.SurvivingWorker) -> RunningWorker:
+    """Return the worker *ordered*, from the head's orders on disk, with what its template says of it."""
+    up = found.up
+    listens = {} if up is None else {"endpoint": up.endpoint, "port": up.port, "master_port": up.master_port}
+    spec = msgspec.structs.replace(ordered.spec, token=found.token or ordered.spec.token)
+    return msgspec.structs.replace(ordered, spec=spec, pid=found.pid, exit=found.exit, **listens)

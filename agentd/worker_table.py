@@ -8,9 +8,11 @@ from collections.abc import Iterable
 import msgspec
 
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady, WorkersHealth
+from rlinf_actors.wire.protocol import MAX_ASKED_BYTES
 from rlinf_actors.wire.values import RunningWorker, WorkerHealth, WorkerSpec
 
 EXITS_KEPT = 4096  # how many exit reports agentd keeps until the head acknowledges them
+MAX_LISTED = MAX_ASKED_BYTES - (2 << 20)  # bytes of the workers in a hello, which also describes the node
 BEATS = 4  # beats in one robot lease: three of them may be late
 
 
@@ -143,6 +145,37 @@ class WorkerTable:
         health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
         self._health = {id: noted for id, noted in self._health.items() if _is_notable(noted[0])}
         return WorkersHealth(health) if health else None
+
+
+def fitted(workers: list[RunningWorker], most: int = MAX_LISTED) -> tuple[list[RunningWorker], list[str]]:
+    """Return *workers*, which a hello lists, in at most *most* bytes, and the namespaces that had to be shortened.
+
+    A hello that is too long for the head would cost all jobs of the node. So the jobs with most bytes are listed
+    without environments, descriptions and texts; the head restarts none of their workers.
+    """
+    jobs: dict[str, list[int]] = {}
+    sizes = [len(msgspec.msgpack.encode(worker)) for worker in workers]
+    for index, worker in enumerate(workers):
+        jobs.setdefault(worker.spec.namespace, []).append(index)
+    left, fitting, shortened = sum(sizes), list(workers), list[str]()
+    for job, its in sorted(jobs.items(), key=lambda item: -sum(sizes[index] for index in item[1])):
+        if left <= most:
+            break
+        for index in its:
+            fitting[index] = _shortened(workers[index])
+            left += len(msgspec.msgpack.encode(fitting[index])) - sizes[index]
+        shortened.append(job)
+    return fitting, shortened
+
+
+def _shortened(worker: RunningWorker) -> RunningWorker:
+    spec = msgspec.structs.replace(
+        worker.spec, env={}, restart=None, preload=(), sys_path=(), code_paths=(), profiler=None
+    )
+    exit = worker.exit
+    if exit is not None:
+        exit = msgspec.structs.replace(exit, stderr_tail=[], reason=exit.reason[:200])
+    return msgspec.structs.replace(worker, spec=spec, detail="", exit=exit)
 
 
 def _is_notable(one: WorkerHealth) -> bool:

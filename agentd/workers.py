@@ -28,26 +28,27 @@ from agentd.health import HealthMonitor, HealthTimes
 from agentd.launch_plan import LaunchPlan, Site
 from agentd.logs import LogForwarder, Position
 from agentd.run_dir import OrderLedger
+from agentd.starts import Starts
 from agentd.state_events import Report
-from agentd.sweep import Sweep
+from agentd.sweep import Sweep, remove_sockets
 from agentd.template_start import OrderedTemplate, TemplateStarter
-from agentd.templates import SurvivingTemplate, TemplatePool, TemplateProcess
+from agentd.templates import MAX_IDLE, SurvivingTemplate, TemplatePool, TemplateProcess
 from agentd.traces import TraceFiles
-from agentd.worker_process import WorkerProcess
+from agentd.worker_process import WorkerProcess, running
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import leftovers
 from rlinf_actors.compat import timeout
-from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
-from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec, ending, orderly
+from rlinf_actors.wire.endings import REASON_CHARS, cut, ending, orderly
+from rlinf_actors.wire.launch_rules import LaunchRules
+from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
 
 log = logging.getLogger(__name__)
 
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
-TEMPLATE_END_S = 6.0
-"""Seconds that a template may take to end. A template waits up to 5 s for the processes that it kills."""
+TEMPLATE_END_S = 6.0  # seconds that a template may take to end: it waits up to 5 s for the processes that it kills
 TEMPLATE_SILENT_S = 5.0  # seconds after the end of a worker's process in which the template must send Exited
 
 
@@ -87,6 +88,7 @@ class Workers:
         self._closing = False
         self._logs_deaths = logs_deaths
         self._sweeps = 0
+        self._ended: list[WorkerProcess] = []  # whose sockets are still there
         self._changed = asyncio.Event()
         self._starter = starter or TemplateStarter.of_site(loop, site)
         self._keeper = self._starter.keeper
@@ -95,6 +97,9 @@ class Workers:
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.traces = TraceFiles(loop, site.run_dir)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
+        self._starts = Starts(
+            loop, site, self._templates, self._ledger, self._logs, self._workers, self._begin, self._refuse
+        )
         procfs.set_subreaper()  # what a killed keeper leaves behind comes to us
         with contextlib.suppress(OSError):  # ahead of need; where it cannot be started, the first launch says why
             self._keeper.begin()
@@ -102,39 +107,26 @@ class Workers:
     # --- what the session asks for ---
 
     def prestart(self, preload: Sequence[str] = ()) -> None:
-        """Start a template of agentd's own interpreter before a worker needs one. The template imports the modules
-        *preload*. Raise OSError if the keeper cannot be reached.
+        """Start a template of agentd's own interpreter, one for each of a few users, before a worker needs one. The
+        template imports the modules *preload*. Raise OSError if the keeper cannot be reached.
         """
-        env = self._site.environment()
-        self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)
+        for site in [launch_plan.site_of(self._site, user) for user in self._site.users.first(MAX_IDLE)]:
+            env = site.environment()
+            self._templates.get(launch_plan.template_key(site.rules.own, env, preload, site.user_name), env)
 
     def start(self, order: StartWorkers) -> None:
         """Start the workers of a head's order. WorkerReady is reported when a worker listens, and WorkerExited when it
         has ended or cannot be started.
         """
-        env = self._site.environment()
-        self._templates.refresh()
-        try:
-            self._ledger.write(order)
-        except OSError as error:
+        if self._closing:
             for spec in order.workers:
-                self._refuse(
-                    spec, f"node {self._site.rules.node} cannot write to {self._site.run_dir}: {error.strerror}"
-                )
-            return
-        for spec in order.workers:
-            try:
-                self._start(spec, env)
-            except WorkerStartError as error:
-                self._refuse(spec, str(error))
-            except Exception as error:  # a bug; it costs this worker alone
-                log.exception("internal error: %s:%d cannot be started", spec.group, spec.rank)
-                what = f"{type(error).__name__}: {error}"
-                reason = f"{self._failed(spec)}: internal error of its agentd ({what}); its log has more"
-                if spec.id in self._workers:
-                    self._end(self._workers[spec.id], ExitReport("start_failed", reason=reason))
-                else:
-                    self._refuse(spec, reason)
+                self._refuse(spec, f"{self._starts.failed(spec)}: its agentd is shutting down")
+        else:
+            self._starts.add(order)
+
+    def admit(self, rules: LaunchRules) -> None:
+        """Let those launch here whom *rules* name, from now on."""
+        self._starts.admit = rules
 
     def record_owner(self, order: StartWorkers) -> None:
         """Write to disk that the running workers in *order* now belong to the order's owner, so that the next agentd
@@ -143,10 +135,8 @@ class Workers:
         try:
             self._ledger.write(order)
         except OSError as error:
-            log.error(
-                "%s cannot be written to (%s): the next agentd here will end group %r with the client that launched it",
-                self._site.run_dir, error.strerror, order.workers[0].group,
-            )  # fmt: skip
+            text = "%s cannot be written to (%s): the next agentd ends group %r with the client that launched it"
+            log.error(text, self._site.run_dir, error.strerror, order.workers[0].group)
 
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
         """Send SIGTERM to the process groups of the workers *ids*, and SIGKILL after *grace_s* seconds. Unknown ids are
@@ -155,6 +145,8 @@ class Workers:
         A robot worker does not get SIGTERM but loses its lease, and has at least ROBOT_END_S to make its robots safe.
         *reason* is for people; it is "" if the workers' owner asked for the stop.
         """
+        for spec in self._starts.remove(ids):
+            self._report(WorkerExited(spec.id, ExitReport("stopped", reason=reason, oom="no")))
         for worker in [self._workers[id] for id in ids if id in self._workers]:
             if not worker.stopping:
                 worker.stopping, worker.reason = True, reason
@@ -212,23 +204,19 @@ class Workers:
         waiting: list[tuple[template_protocol.SurvivingWorker, TemplateProcess]] = []
         for found in templates:
             template = self._templates.adopt(found)
+            site = launch_plan.site_of(self._site, found.user)
             for stray in found.strays:
                 template.send(template_protocol.Watching(stray.id))
                 if stray.exit is not None:
                     template.send(template_protocol.Settled([stray.id]))
             for one in found.workers:
-                up = one.up
-                listens = (
-                    {} if up is None else {"endpoint": up.endpoint, "port": up.port, "master_port": up.master_port}
-                )
-                adopted.append(msgspec.structs.replace(known[one.id], pid=one.pid, exit=one.exit, **listens))
-                spec, out, err = known[one.id].spec, one.out_path, one.err_path
-                worker = WorkerProcess(spec, LaunchPlan(template.key, {}, out, err), template, asked=True)
-                worker.order(self._site.place, self._site.rules)  # for its profiler's time
+                adopted.append(running(known[one.id], one))
+                spec, out, err = adopted[-1].spec, one.out_path, one.err_path
+                worker = WorkerProcess(spec, LaunchPlan(template.key, {}, out, err), template, site, asked=True)
                 if spec.forward_logs:
                     at = (one.out_read, one.err_read)
                     name = f"{spec.group}:{spec.rank}"
-                    self._logs.add(spec.id, name, spec.namespace, out, err, at, spec.keep_logs)
+                    self._logs.add(spec.id, name, spec.namespace, out, err, at, spec.keep_logs, found.user)
                     self._logs.grew([spec.id])
                 if one.exit is not None:
                     self._remembering[one.id] = template
@@ -237,20 +225,21 @@ class Workers:
                 if worker.has_robots:
                     worker.stopping, worker.reason = True, EARLIER_ENDED
                 self._workers[one.id] = worker
-                self.traces.started(spec)
+                self.traces.started(spec, found.user)
                 self._on_forked(template, template_protocol.Forked(one.id, one.pid))
                 if one.up is not None:
+                    self._workers[one.id].up = True
                     self._health.worker_up(one.id, template)
                 if one.request:
                     waiting.append((one, template))
         for one, template in sorted(waiting, key=lambda pair: (not pair[0].granted, pair[0].asked_at)):
             packet = template_protocol.LockDevices(one.id, one.request)
             self._devices.handle(self._workers[one.id].spec, packet, template.send)  # a second grant does no harm
-        for path in (self._site.run_dir / "w").iterdir():
-            if path.name.partition("_")[0] not in self._workers:  # "WORKER_CHILD" are sockets of a worker's children
-                path.unlink(missing_ok=True)
+        for user in (None, *self._site.users.all()):
+            directory = self._site.place.run_dir if user is None else user.run_dir
+            remove_sockets(directory, lambda id: id not in self._workers, user)
+            self._templates.refresh(user.name if user is not None else "")
         self.traces.adopted()
-        self._templates.refresh()
         self._trim()
         return adopted
 
@@ -273,7 +262,7 @@ class Workers:
         """
         self._closing = True
         try:
-            self.stop(list(self._workers), grace_s, reason)
+            self.stop([*self._starts.ids(), *self._workers], grace_s, reason)
             report_s = max((worker.report_s for worker in self._workers.values()), default=0.0)
             most_s = max(grace_s, template_protocol.ROBOT_END_S) + TEMPLATE_SILENT_S + report_s
             await self._until(lambda: not self._workers, most_s)
@@ -287,9 +276,12 @@ class Workers:
         self._logs.end()
         self.traces.close()
         self._ledger.close()
+        self._site.users.close()
         self._release()
 
     def _release(self) -> None:
+        self._remove_sockets()
+        self._starts.close()
         self._health.close()
         self._logs.close()
         self._starter.close()
@@ -306,54 +298,31 @@ class Workers:
 
     # --- start ---
 
-    def _start(self, spec: WorkerSpec, node_env: Mapping[str, str]) -> None:
-        where = self._failed(spec)
-        if self._closing:
-            raise WorkerStartError(f"{where}: its agentd is shutting down")
-        if spec.id in self._workers:
-            log.error("worker %s was to be started twice; the second request is dropped", spec.id)
-            return
-        plan = launch_plan.plan(spec, node_env, self._site.rules)
-        try:
-            template = self._templates.get(plan.key, node_env)
-        except OSError as error:
-            raise WorkerStartError(f"{where}: {plan.key.interpreter}: {explain(error)}") from None
-        directory = os.path.dirname(plan.out_path)
-        try:
-            os.makedirs(directory, exist_ok=True)
-            os.makedirs(directory := plan.profile_dir or directory, exist_ok=True)
-        except OSError as error:
-            text = f"its directory {directory} cannot be used ({error.strerror}): choose another"
-            raise WorkerStartError(f"{where}: {text}") from None
-        if spec.forward_logs:
-            name, out_path, err_path = f"{spec.group}:{spec.rank}", plan.out_path, plan.err_path
-            self._logs.add(spec.id, name, spec.namespace, out_path, err_path, keep=spec.keep_logs)
-        worker = self._workers[spec.id] = WorkerProcess(spec, plan, template)
-        if template.ready:
+    def _begin(self, worker: WorkerProcess) -> None:
+        self._workers[worker.spec.id] = worker
+        if worker.template.ready:
             self._ask(worker)
-
-    def _failed(self, spec: WorkerSpec) -> str:
-        return f"{spec.group}:{spec.rank} cannot be started on node {self._site.rules.node}"
 
     def _ask(self, worker: WorkerProcess) -> None:
         worker.asked = True
-        until, lease_s = self._lease
-        paths = {"out_path": worker.plan.out_path, "err_path": worker.plan.err_path}
-        paths["trace_path"] = self.traces.path_for(worker.spec)
-        place = msgspec.structs.replace(self._site.place, **paths, lease_until=until, lease_s=lease_s)
         try:
-            worker.template.send(worker.order(place, self._site.rules))
+            worker.template.send(worker.order(self.traces.path_for(worker.spec, worker.user), *self._lease))
         except OSError as error:
-            self._end(worker, ExitReport("start_failed", reason=f"its environment cannot be passed on: {error}"))
+            self._end(worker, ExitReport("start_failed", reason=f"its environment or cgroup cannot be set up: {error}"))
 
-    def _refuse(self, spec: WorkerSpec, reason: str) -> None:
-        exit = ExitReport("start_failed", reason=reason)
-        self._loop.call_soon(self._report, WorkerExited(spec.id, exit))  # not before start() has returned
+    def _refuse(self, spec: WorkerSpec, reason: str, by_rule: bool = False) -> None:
+        exit = cut(ExitReport("start_failed", reason=reason))
+        if spec.id in self._workers:
+            self._end(self._workers[spec.id], exit)
+        else:
+            self._loop.call_soon(self._report, WorkerExited(spec.id, exit, by_rule))  # not before start() has returned
 
     # --- what templates say ---
 
     def _on_packet(self, template: TemplateProcess, packet: template_protocol.ToAgent) -> None:
         if isinstance(packet, template_protocol.TemplateReady):
+            if template.ready:
+                return  # said before
             template.ready = True
             self._keeper.ready(template.pid)
             template.installed, template.paths = packet.installed, tuple(packet.paths)
@@ -363,34 +332,49 @@ class Workers:
             for waiting in self._of(template):
                 self._ask(waiting)
         elif isinstance(packet, template_protocol.TemplateFailed):
-            template.failure = packet.text
+            template.failure = packet.text[:REASON_CHARS]
             self._templates.retire(template)
         elif isinstance(packet, template_protocol.LogsGrew):
-            self._logs.grew(packet.ids)
+            self._logs.grew([id for id in packet.ids if self._template_of(id) is template])
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)
         elif isinstance(packet, template_protocol.LogsLost):
-            self._logs.lost(packet.id, packet.text)
+            if self._template_of(packet.id) is template:
+                self._logs.lost(packet.id, packet.text)
         elif isinstance(packet, template_protocol.Exited):
-            if packet.id in self._workers:
-                self._end(self._workers[packet.id], packet.exit)
-            elif packet.id not in self._remembering:  # a stray
+            if (worker := self._worker_of(template, packet.id)) is not None:
+                self._end(worker, packet.exit)
+            elif self._remembering.get(packet.id) is not template:  # a stray
                 template.send(template_protocol.Settled([packet.id]))
         elif isinstance(packet, template_protocol.WorkerUp):
-            if (worker := self._workers.get(packet.id)) is not None:
+            worker = self._worker_of(template, packet.id)
+            if worker is not None and not worker.up:  # the head is told once
+                worker.up = True
                 self._report(WorkerReady(packet.id, worker.pid, packet.endpoint, packet.port, packet.master_port))
                 self._health.worker_up(packet.id, template)
         elif isinstance(packet, (template_protocol.LockDevices, template_protocol.UnlockDevices)) and (
-            worker := self._workers.get(packet.id)
+            worker := self._worker_of(template, packet.id)
         ):
             self._devices.handle(worker.spec, packet, template.send)
+
+    def _worker_of(self, template: TemplateProcess, id: str) -> WorkerProcess | None:
+        """Return the worker *id* if it runs and comes from *template*, else None. Another template, which may be
+        another user's, has no say about it.
+        """
+        worker = self._workers.get(id)
+        return worker if worker is not None and worker.template is template else None
+
+    def _template_of(self, id: str) -> TemplateProcess | None:
+        """Return the template of a worker that runs, or whose exit report the head may not have."""
+        worker = self._workers.get(id)
+        return worker.template if worker is not None else self._remembering.get(id)
 
     def _on_forked(self, template: TemplateProcess, packet: template_protocol.Forked, is_retry: bool = False) -> None:
         if template.gone:
             return  # since the retry was scheduled: its end ends the worker, whose pid may be another process's
-        worker = self._workers.get(packet.id)
+        worker = self._worker_of(template, packet.id)
         if worker is not None:
             try:
                 pidfd = procfs.pidfd_of(packet.pid)  # the template does not reap it before we have this
@@ -400,6 +384,12 @@ class Workers:
                 if not is_retry:
                     log.warning("cannot watch worker %s yet: %s", packet.id, explain(error))
                 self._loop.call_later(AGAIN_S, self._on_forked, template, packet, True)
+                return
+            if worker.user is not None and procfs.user_of(packet.pid) != worker.user.uid:
+                if not procfs.has_ended(pidfd):  # agentd would signal it with rights that the template's user lacks
+                    why = f"it says that worker {packet.id} is process {packet.pid}, which is another user's"
+                    template.distrust(why)
+                os.close(pidfd)
                 return
             worker.watch(self._loop, packet.pid, pidfd)
             self._loop.add_reader(pidfd, self._on_worker_end, worker)
@@ -478,24 +468,31 @@ class Workers:
         if self._workers.pop(spec.id, None) is None:
             return
         worker.release(self._loop)
+        worker.end_cgroup()
         if not worker.template.gone:
             self._remembering[spec.id] = worker.template
         self._devices.worker_ended(spec.id)
         self.traces.ended(spec)
         self._health.worker_ended(spec.id)
-        sockets = self._site.run_dir / "w"
-        for name in os.listdir(sockets):
-            if name.partition("_")[0] == spec.id:  # its own, and those of its children
-                (sockets / name).unlink(missing_ok=True)
+        if not self._ended:
+            self._loop.call_soon(self._remove_sockets)
+        self._ended.append(worker)
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
         elif self._logs_deaths and not orderly(spec.group, exit):
             name = f"worker {spec.group}:{spec.rank} of namespace {spec.namespace!r}"
             log.warning("%s (process %d) %s", name, worker.pid, ending(exit))
         self._logs.finish(spec.id)
-        self._report(WorkerExited(spec.id, exit))
+        self._report(WorkerExited(spec.id, cut(exit)))
         self._trim()
         self._changed.set()
+
+    def _remove_sockets(self) -> None:
+        """Remove the sockets of the workers that ended in this turn of the loop: a directory may have many."""
+        ended, self._ended = self._ended, []
+        for run_dir, user in {worker.site.place.run_dir: worker.user for worker in ended}.items():
+            ids = {worker.spec.id for worker in ended}
+            remove_sockets(run_dir, ids.__contains__, user)
 
     def _trim(self) -> None:
         busy = {worker.template for worker in self._workers.values()}

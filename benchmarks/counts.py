@@ -40,7 +40,7 @@ ATTACH_S = 30.0
 
 @dataclass
 class Thread:
-    """What one thread did for one operation: CPU time in microseconds, and voluntary context switches."""
+    """The CPU time (microseconds) and voluntary context switches of one thread in one operation."""
 
     cpu_us: float
     switches: float
@@ -48,7 +48,7 @@ class Thread:
 
 @dataclass
 class Process:
-    """What one process did for one operation. `calls` has the number of system calls by name, {} without strace."""
+    """The costs of one operation in one process. `calls` has the number of system calls by name, {} without strace."""
 
     threads: dict[str, Thread] = field(default_factory=dict)
     calls: dict[str, float] = field(default_factory=dict)

@@ -77,7 +77,10 @@ def _driver(stack: contextlib.ExitStack, hosts: TwoHosts, folder: Path, port: in
     agent = [sys.executable, "-m", "agentd", *more]
     run_dir = str(folder / "h")
     stack.enter_context(
-        _agentd([*agent, "--head", "--listen", address, "--node-rank", "0", "--run-dir", run_dir], here)
+        _agentd(
+            [*agent, "--head", "--listen", address, "--node-rank", "0", "--run-dir", run_dir, "--state-dir", run_dir],
+            here,
+        )
     )
     if keyed:
         enrolled = _keys(here, "enroll", "there", "--file", str(folder / "agent.key"), "--head", run_dir)

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from rlinf_actors.shown import lines
+
 
 class RlinfActorsError(Exception):
-    """Base of every error that rlinf-actors raises on purpose."""
+    """Base of every error that rlinf-actors raises on purpose.
+
+    Its text, which may have parts of other processes' texts, is harmless for a terminal; ``args`` has it unchanged.
+    """
+
+    def __str__(self) -> str:
+        return lines(super().__str__())
 
 
 class ConfigError(RlinfActorsError, AssertionError, ValueError):
@@ -29,7 +37,7 @@ class ConfigError(RlinfActorsError, AssertionError, ValueError):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{self.path}: {message}" if self.path else message
+        return f"{lines(self.path)}: {message}" if self.path else message
 
 
 class PlacementError(RlinfActorsError, AssertionError, ValueError):
@@ -124,9 +132,9 @@ class WorkerError(RlinfActorsError):
 
     def __str__(self) -> str:
         message = Exception.__str__(self)
-        if not self.remote_traceback:
-            return message
-        return f"{message}\n--- traceback in {self.worker} on {self.node} ---\n{self.remote_traceback.rstrip()}"
+        if self.remote_traceback:
+            message += f"\n--- traceback in {self.worker} on {self.node} ---\n{self.remote_traceback.rstrip()}"
+        return lines(message)
 
 
 class WorkerDiedError(EndedError):

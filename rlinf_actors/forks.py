@@ -31,22 +31,18 @@ class Watcher(Protocol):
         """Handle a fork by user code. Called in the child, on the thread that forked, before user code continues."""
 
 
-_generation = 0
+generation = 0
+"""Number of forks by user code from the driver or worker to this process: 0 in the driver or worker itself.
+
+An object keeps the number of when it is made, and passes it to `check` later.
+"""
 _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
-
-
-def generation() -> int:
-    """Return how many forks by user code lie between the driver or worker and this process: 0 in the driver or worker.
-
-    An object stores the number when it is made, and passes it to `check` later.
-    """
-    return _generation
 
 
 def begin() -> None:
     """Set the generation of this process to 0, because this process, which a template forked, becomes a worker."""
-    global _generation
-    _generation = 0
+    global generation
+    generation = 0
 
 
 def watch(watcher: Watcher) -> None:
@@ -68,7 +64,7 @@ def check(made_in: int) -> None:
 
     *made_in* is the `generation` in which the object was made.
     """
-    if made_in != _generation:
+    if made_in != generation:
         raise UsageError(
             f"process {os.getpid()} is a fork of the driver or worker that has the connections, and cannot use them: "
             "make the call in the parent and hand the result over, or start this process with the spawn method "
@@ -83,14 +79,14 @@ def guarded(what: str, function: Callable[[], T]) -> T:
 
     *what* names the user code, for the warning that the child prints.
     """
-    here = _generation
+    here = generation
     try:
         value = function()
     except BaseException as error:
-        if _generation != here:
+        if generation != here:
             end_child(what, error)
         raise
-    if _generation != here:
+    if generation != here:
         end_child(what, None)
     return value
 
@@ -122,8 +118,8 @@ def end_child(what: str, error: BaseException | None) -> NoReturn:
 
 
 def _in_child() -> None:
-    global _generation
-    _generation += 1
+    global generation
+    generation += 1
     for watcher in list(_watchers):
         watcher.note_fork()
 

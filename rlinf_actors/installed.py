@@ -7,8 +7,12 @@ compares that with the current fingerprint before each launch, and replaces an o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+
+from rlinf_actors.config_files import open_regular
+from rlinf_actors.errors import ConfigError
 
 PACKAGE = "rlinf_actors"
 _SITE = ("site-packages", "dist-packages")
@@ -18,7 +22,14 @@ _MAX_FILES = 2000
 """Most files of one package outside of site-packages that the fingerprint covers."""
 
 
-def fingerprint(paths: Sequence[str], modules: Iterable[str] = ()) -> str:
+class Looks:
+    """How many entries of directories may still be looked at: a user may fill those of an own interpreter."""
+
+    def __init__(self, left: int = 300_000) -> None:
+        self.left = left
+
+
+def fingerprint(paths: Sequence[str], modules: Iterable[str] = (), looks: Looks | None = None) -> str:
     """Return a hash of the packages that an interpreter would import now.
 
     The hash changes when pip installs, upgrades or removes a distribution in one of *paths*. It also changes when a
@@ -28,12 +39,15 @@ def fingerprint(paths: Sequence[str], modules: Iterable[str] = ()) -> str:
     Args:
         paths: sys.path of the interpreter. An entry that is no directory counts as empty.
         modules: modules that a template imports beside this package.
+        looks: bounds the work, also that of several calls together; None for a bound of this call alone. Entries
+            beyond it count as absent.
     """
+    looks = looks or Looks()
     names = dict.fromkeys((PACKAGE, *(module.partition(".")[0] for module in modules)))
-    places = [*paths, *(source for path in paths if _is_site(path) for source in _editable(path))]
+    places = [*paths, *(source for path in paths if _is_site(path) for source in _editable(path, looks))]
     found = hashlib.sha256()
     for place in dict.fromkeys(map(os.path.normpath, places)):
-        for line in _distributions(place) if _is_site(place) else _sources(place, names):
+        for line in _distributions(place, looks) if _is_site(place) else _sources(place, names, looks):
             found.update(line.encode(errors="surrogateescape") + b"\n")
     return found.hexdigest()[:32]
 
@@ -42,27 +56,27 @@ def _is_site(path: str) -> bool:
     return os.path.basename(path) in _SITE
 
 
-def _distributions(site: str) -> Iterator[str]:
+def _distributions(site: str, looks: Looks) -> Iterator[str]:
     yield site
-    for name in _names(site):
+    for name in _names(site, looks):
         if name.endswith(_RECORDS):
             yield f"{name} {_changed(os.path.join(site, name))}"
 
 
-def _editable(site: str) -> Iterator[str]:
+def _editable(site: str, looks: Looks) -> Iterator[str]:
     """Yield the directories that .pth and .egg-link files in *site*, a site-packages directory, add to sys.path."""
-    for name in _names(site):
+    for name in _names(site, looks):
         if not name.endswith((".pth", ".egg-link")):
             continue
         try:
-            with open(os.path.join(site, name), encoding="utf-8", errors="replace") as file:
-                lines = file.read(65536).splitlines()
-        except OSError:
+            with open_regular(os.path.join(site, name)) as file:  # a user's, and a FIFO there would stop agentd
+                lines = file.read(65536).decode(errors="replace").splitlines()
+        except (OSError, ConfigError):
             continue
         yield from (os.path.join(site, line.strip()) for line in lines if not line.startswith(("#", "import", "\n")))
 
 
-def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
+def _sources(place: str, names: Iterable[str], looks: Looks) -> Iterator[str]:
     """Yield a line for each source file in *place* of the modules *names*, with its modification time.
 
     For a module that is a link into site-packages, yield lines for the distributions there instead.
@@ -75,21 +89,29 @@ def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
             continue
         yield directory
         if _is_site(os.path.dirname(directory)):
-            yield from _distributions(os.path.dirname(directory))
+            yield from _distributions(os.path.dirname(directory), looks)
             continue
-        left = _MAX_FILES
-        for parent, inner, files in os.walk(directory):
-            inner[:] = sorted(one for one in inner if one != "__pycache__")
-            for file in sorted(one for one in files if one.endswith((".py", ".so")))[:left]:
-                yield f"{file} {_changed(os.path.join(parent, file))}"
-            left = max(0, left - len(files))
+        left, inner = _MAX_FILES, [directory]
+        while inner:
+            parent = inner.pop()
+            for file in _names(parent, looks):
+                path = os.path.join(parent, file)
+                if file.endswith((".py", ".so")):
+                    if left > 0:
+                        yield f"{file} {_changed(path)}"
+                    left -= 1
+                elif file != "__pycache__" and os.path.isdir(path) and not os.path.islink(path):
+                    inner.append(path)
 
 
-def _names(directory: str) -> list[str]:
+def _names(directory: str, looks: Looks) -> list[str]:
     try:
-        return sorted(os.listdir(directory))
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in itertools.islice(entries, looks.left))
     except OSError:
         return []
+    looks.left -= len(names)
+    return names
 
 
 def _changed(path: str) -> str:

@@ -12,7 +12,7 @@ import resource
 import select
 import signal
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ WORKER_MARK = "RLINF_ACTORS_WORKER"
 """The worker mark: an environment variable set to the worker's id, so that /proc shows which processes a worker
 started."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -85,6 +86,26 @@ def die_with_parent(signal: int, parent: int | None = None) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+CHANGES_USERS = {"CAP_CHOWN": 0, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
+"""The capabilities that agentd needs to start workers as other users, with their numbers."""
+FINDS_LEFTOVERS = {"CAP_SYS_PTRACE": 19}
+"""The capability without which it cannot read the worker marks of other users' processes."""
+
+
+def missing_capabilities(needed: Mapping[str, int], pid: int | str = "self") -> list[str]:
+    """Return the names of those capabilities in *needed* that the process *pid* does not have."""
+    words = text_of(f"/proc/{pid}/status").partition("\nCapEff:")[2].split(None, 1)
+    mask = int(words[0], 16) if words else 0
+    return [name for name, number in needed.items() if not mask >> number & 1]
+
+
+def forbid_dumps() -> None:
+    """Close this process's memory, environment and descriptors to other processes of its user: /proc/PID and ptrace are
+    for root alone from now on, and a crash leaves no core file.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def set_name(name: str) -> None:
@@ -159,7 +180,7 @@ def branded(pid: int, workers: Iterable[str]) -> str | None:
         return None
     shift = _BRAND_BITS - number.bit_length()
     found = next((worker for worker in workers if _brand(worker) >> shift == number), None)
-    return found if found is not None and os.geteuid() in (0, _user(pid)) else None
+    return found if found is not None and os.geteuid() in (0, user_of(pid)) else None
 
 
 def _brand(worker: str) -> int:
@@ -168,7 +189,7 @@ def _brand(worker: str) -> int:
     return 1 << (_BRAND_BITS - 1) | digest >> (64 - _BRAND_BITS + 1)
 
 
-def _user(pid: int) -> int:
+def user_of(pid: int) -> int:
     """Return the real uid of the process *pid*, -1 if the process has ended."""
     words = text_of(f"/proc/{pid}/status").partition("\nUid:")[2].split(None, 1)
     return int(words[0]) if words else -1

@@ -35,12 +35,14 @@ CLIENT_CONFIG = "RLINF_ACTORS_CLIENT_CONFIG"
 INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 KEPT_LOGS = "RLINF_ACTORS_KEPT_LOGS"
+RAW_OUTPUT = "RLINF_ACTORS_RAW_OUTPUT"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 ROBOT_OWNER_MUST_ANSWER = "RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
 PATHS = "RLINF_ACTORS_PATHS"
 SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
 LOCAL_LINK = "RLINF_ACTORS_LOCAL_LINK"
+RELAY_FROM = "RLINF_ACTORS_RELAY_FROM"
 FAULTS = "RLINF_ACTORS_FAULTS"
 NET_EMULATION = "RLINF_ACTORS_NET_EMULATION"
 """Set in every worker of a job whose configuration has ``net_emulation``: that section, in JSON."""
@@ -84,6 +86,7 @@ DEFAULT_SEND_WINDOW = 64 << 20
 MIN_SEND_WINDOW = 1 << 20
 
 DEFAULT_SHARED_MEMORY = 1 << 30
+DEFAULT_RELAY_FROM = 64
 DEFAULT_CHANNEL_BYTES = 8 << 30
 
 _Minutes: Any = Annotated[float, Meta(gt=0, description="a number of minutes above 0")]
@@ -137,6 +140,7 @@ class Settings(msgspec.Struct, frozen=True):
         shared_memory_bytes: most bytes of shared memory that a process lends to other processes on its machine, 0 for
             none.
         local_link: what carries calls and messages between processes of one node: "unix" or "zmq".
+        relay_from: ranks of a group on other nodes from which it is called by relays, 0 for never.
         send_window_bytes: most bytes that a worker may have on their way to one other worker.
         paths: for each kind of buffer, the preferred way to carry it (``cpu=lane,accelerator=staged``).
         faults: the faults to inject, in JSON (net.fault_injection); None for none.
@@ -147,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True):
         config_home: parent directory of this user's configuration.
         kept_logs: directory for the logs of private clusters in which a worker failed, None to keep none
             (``RLINF_ACTORS_KEPT_LOGS=none``).
+        raw_output: True to print the output of workers in the driver as it is (``RLINF_ACTORS_RAW_OUTPUT=1``).
         code_working_dir: directory whose code the driver sends to its workers, "auto", or "0" for none; None if the
             configuration decides.
         code_dir: in a worker, the directory of the code that its driver has sent; None without one.
@@ -176,6 +181,7 @@ class Settings(msgspec.Struct, frozen=True):
     paths: Mapping[str, str] = msgspec.field(default_factory=dict)
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
     local_link: str = "unix"
+    relay_from: int = DEFAULT_RELAY_FROM
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
     faults: str | None = None
     credentials_dir: str | None = None
@@ -184,6 +190,7 @@ class Settings(msgspec.Struct, frozen=True):
     key_dir: str | None = None
     config_home: str = "~/.config"
     kept_logs: str | None = None
+    raw_output: bool = False
     code_working_dir: str | None = None
     code_dir: str | None = None
 
@@ -228,6 +235,7 @@ class Settings(msgspec.Struct, frozen=True):
             send_window_bytes=typed(SEND_WINDOW, _bytes(MIN_SEND_WINDOW), DEFAULT_SEND_WINDOW),
             shared_memory_bytes=typed(SHARED_MEMORY, _bytes(0), DEFAULT_SHARED_MEMORY),
             local_link=typed(LOCAL_LINK, Literal["unix", "zmq"], "unix"),
+            relay_from=typed(RELAY_FROM, Annotated[int, Meta(ge=0)], DEFAULT_RELAY_FROM),
             channel_bytes=typed(CHANNEL_BYTES, _bytes(0), DEFAULT_CHANNEL_BYTES),
             paths=_paths(env.get(PATHS)),
             faults=env.get(FAULTS) or None,
@@ -236,6 +244,7 @@ class Settings(msgspec.Struct, frozen=True):
             head_key=env.get(HEAD_KEY) or None,
             key_dir=env.get(KEY_DIR) or None,
             kept_logs=_kept_logs(env),
+            raw_output=typed(RAW_OUTPUT, _YesOrNo) == "1",
             code_working_dir=env.get(CODE_WORKING_DIR),
             code_dir=env.get(CODE_DIR) or None,
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),

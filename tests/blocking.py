@@ -17,6 +17,8 @@ _BESIDE = ("socket.getaddrinfo", "socket.gethostbyname", "io.open", "os.open", "
 _ALLOWED = (
     ("os.getcwd", "cluster/service.py", "_resolved"),  # asks the kernel alone
     ("os.getcwd", "group/launcher.py", "_cwd"),
+    ("os.stat", "net/unix_sockets.py", "check_place"),  # looks a path up, as connect(2) does right after it
+    ("os.lstat", "net/unix_sockets.py", "check_place"),
 )
 
 
@@ -51,7 +53,7 @@ def no_blocking() -> Iterator[None]:
 
 
 def _or_in_memory(predicate: Any) -> Any:
-    """/proc and /sys are no disk, and MSG_DONTWAIT does not wait."""
+    """/proc and /sys are no disk, MSG_DONTWAIT does not wait, and AI_NUMERICHOST asks no name server."""
 
     def may_block(*args: Any, **kwargs: Any) -> bool:
         path = args[0] if args else None
@@ -59,6 +61,7 @@ def _or_in_memory(predicate: Any) -> Any:
             path = getattr(path, "name", None)  # of an open file
         memory = isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(("/proc/", "/sys/", "/dev/"))
         at_once = any(isinstance(given, socket.MsgFlag) and given & socket.MSG_DONTWAIT for given in args[1:])
-        return memory or at_once or bool(predicate(*args, **kwargs))
+        numeric = bool(kwargs.get("flags", 0) & socket.AI_NUMERICHOST)
+        return memory or at_once or numeric or bool(predicate(*args, **kwargs))
 
     return may_block

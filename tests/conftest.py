@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import contextlib
 import ctypes
 import faulthandler
@@ -10,8 +11,11 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterator
+from types import ModuleType
 
 import hypothesis
 import pace
@@ -46,14 +50,33 @@ def pytest_configure(config: pytest.Config) -> None:
     if path := config.getoption("figures"):
         config.pluginmanager.register(Tally(Figures("", path)))
     pace.slowness = config.getoption("slowness")
+    pace.rounds = config.getoption("rounds")
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         config.stash[STDERR] = os.dup(2)
     config.add_cleanup(lambda: os.close(config.stash[STDERR]))
     # by default an example fails that takes 0.2 s, on a machine that stands still for a moment too
     hypothesis.settings.register_profile(
-        "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        "any machine",
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        max_examples=35 * pace.rounds,
     )
     hypothesis.settings.load_profile("any machine")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """End a run whose threads have not ended: the interpreter would wait for them for ever, and say nothing."""
+    ends_by_itself = {threading.main_thread(), *concurrent.futures.thread._threads_queues}
+    waiting = [one for one in threading.enumerate() if not one.daemon and one not in ends_by_itself]
+    for thread in waiting:
+        thread.join(pace.PATIENCE_S)
+    if left := [thread.name for thread in waiting if thread.is_alive()]:
+        print(f"these threads of tests have not ended: {left}", file=sys.stderr)
+        faulthandler.dump_traceback()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(pytest.ExitCode.TESTS_FAILED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,17 +84,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
     )
     parser.addoption("--look-up", action="store_true", help="ask the package index (tests/packaging/test_aarch64.py)")
+    parser.addoption("--rounds", type=int, default=1, help="times as many random examples (tests/pace.py)")
     parser.addoption("--figures", metavar="FILE", help="append what tests measure to that file (tests/nightly.py)")
     parser.addoption("--slowness", type=float, default=1.0, help="how much slower timers of tests are (tests/pace.py)")
-    parser.addoption("--soak-gib", type=float, default=2, help="GiB through shared memory (tests/soak)")
-    parser.addoption("--soak-seconds", type=float, default=8, help="how long the soak lasts (tests/soak)")
+    parser.addoption("--soak-gib", type=float, default=1, help="GiB through shared memory (tests/soak)")
+    parser.addoption("--soak-seconds", type=float, default=4, help="how long the soak lasts (tests/soak)")
     parser.addoption("--strangers", type=int, default=50, help="how many come to each socket (test_strangers*.py)")
-    parser.addoption("--idle-connections", type=int, default=500, help="that say nothing, to each process (the same)")
+    parser.addoption("--hostile-seconds", type=float, default=3, help="of a flood (test_hostile_members.py)")
+    parser.addoption("--idle-connections", type=int, default=200, help="that say nothing, to each process (the same)")
     parser.addoption("--gil-seconds", type=int, help="how long the GIL is held (tests/live/test_no_false_death.py)")
-    parser.addoption("--cycles", type=int, default=12, help="how many starts and stops tests/cycles makes")
+    parser.addoption(
+        "--calls", type=int, default=4_000, help="of one driver to two workers (tests/cycles/test_many_calls.py)"
+    )
+    parser.addoption("--cycles", type=int, default=6, help="how many starts and stops tests/cycles makes")
     parser.addoption("--robot-rounds", type=int, default=1, help="how often each robot is stopped (tests/robots)")
     parser.addoption("--grandchildren", type=int, default=8, help="daemons that hide (tests/agentd/test_leftovers.py)")
-    parser.addoption("--channel-items", type=int, default=10_000, help="through one channel (test_channel_bounds.py)")
+    parser.addoption("--channel-items", type=int, default=4_000, help="through one channel (test_channel_bounds.py)")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")
     parser.addoption("--head-restarts", type=int, default=2, help="by SIGTERM under load (test_head_restarts.py)")
     parser.addoption("--kill-seed", type=int, default=0, help="of when, and of who of two is killed first")
@@ -83,7 +111,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--systemd", default="", help="directory with another systemd (tests/agentd/systemd_box.py)")
     parser.addoption("--soak-seed", type=int, help="of the soak: the plan of an earlier run; by default a new one")
-    parser.addoption("--chaos-seconds", type=float, default=20, help="how long the chaos lasts (tests/chaos)")
+    parser.addoption("--chaos-seconds", type=float, default=12, help="how long the chaos lasts (tests/chaos)")
     parser.addoption("--chaos-kinds", default="", help="of faults, separated by commas (tests/chaos/chaos_plan.py)")
     parser.addoption("--chaos-seed", type=int, help="of the chaos: the faults of an earlier run; by default new ones")
 
@@ -119,15 +147,24 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let templates import torch only for tests that need it: it takes longer than the rest of most tests.
+    """Let templates import torch and numpy only for tests that need them: it takes longer than the rest of most tests.
 
     Also end the run, with the stacks of all threads, if a test outlives its timeout and its cleanup. pytest-timeout
     raises in the main thread at the timeout, once: it does not end a thread that is in C, nor fixtures that hang too.
     """
     with pytest.MonkeyPatch.context() as patch, ending_the_run(item):
         if item.get_closest_marker("live") and not item.get_closest_marker("torch"):
-            patch.setattr("rlinf_actors.cluster.service.PRELOADED", ("numpy",))
+            numpy = ("numpy",) if uses_numpy(item.getparent(pytest.Module).obj) else ()
+            patch.setattr("rlinf_actors.cluster.service.PRELOADED", numpy)
         return (yield)
+
+
+def uses_numpy(module: ModuleType) -> bool:
+    """True if *module*, or a module from which it has imported a name, has imported numpy: then so do its workers."""
+    numpy = sys.modules.get("numpy")
+    names = {getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values()}
+    modules = [module, *(sys.modules[name] for name in names if isinstance(name, str) and name in sys.modules)]
+    return numpy is not None and any(value is numpy for one in modules for value in vars(one).values())
 
 
 @contextlib.contextmanager
@@ -155,6 +192,16 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 def figures(request: pytest.FixtureRequest) -> Figures:
     """For what a test measures and does not assert, and for how much of a long form is done (tests/nightly.py)."""
     return Figures(request.node.nodeid, request.config.getoption("figures"))
+
+
+@pytest.fixture(autouse=True)
+def no_state_on_this_machine() -> Iterator[None]:
+    """Fail a test whose head kept its state where heads of this user do (head.state_place)."""
+    usual = "/var/lib/rlinf-actors" if os.geteuid() == 0 else os.path.expanduser("~/.local/state/rlinf-actors")
+    before = os.path.exists(usual)
+    yield
+    if not before and os.path.exists(usual):
+        pytest.fail(f"the test, or one that runs beside it, left {usual}: set XDG_STATE_HOME", pytrace=False)
 
 
 @pytest.fixture(autouse=True)

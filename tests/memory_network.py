@@ -17,7 +17,18 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
-from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnRejected, OnReset, Reachability, peer_name
+from rlinf_actors.net.link import (
+    PLAIN,
+    Diagnosis,
+    LinkOptions,
+    OnAnyThread,
+    OnFailed,
+    OnMessage,
+    OnReset,
+    Reachability,
+    Verbs,
+    peer_name,
+)
 from rlinf_actors.net.loop import call_threadsafe, handling_failed
 from rlinf_actors.net.reachability import CONNECT_S
 from rlinf_actors.net.shared_memory import Arena
@@ -48,6 +59,8 @@ class MemoryNetwork:
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
+        verbs: Verbs | None = None,
     ) -> MemoryListener:
         return MemoryListener(self, on_message, on_failed)
 
@@ -56,14 +69,11 @@ class MemoryNetwork:
         endpoint: str,
         identity: bytes,
         on_message: OnMessage,
-        *,
-        token: str = "",
-        to: str = "",
-        on_rejected: OnRejected | None = None,
-        on_reset: OnReset | None = None,
-        on_failed: OnFailed | None = None,
+        options: LinkOptions = PLAIN,
     ) -> MemoryLink:
-        link = self._links[identity] = MemoryLink(self, endpoint, identity, on_message, on_reset, on_failed)
+        link = self._links[identity] = MemoryLink(
+            self, endpoint, identity, on_message, options.on_reset, options.on_failed
+        )
         return link
 
     def reset(self, identity: bytes) -> None:
@@ -73,12 +83,12 @@ class MemoryNetwork:
             self._loop.call_soon(link.on_reset)
 
     def cut(self, identity: bytes) -> None:
-        """Drop all messages from and to this identity's link from now on."""
-        self._cut.add(identity)
+        """Drop all messages from and to this identity's link from now on, and those of links with its name."""
+        self._cut.add(_name(identity))
 
     def heal(self, identity: bytes) -> None:
-        """Deliver messages from and to this identity's link again, from now on."""
-        self._cut.discard(identity)
+        """Deliver messages from and to this identity's link again, from now on, and those of links with its name."""
+        self._cut.discard(_name(identity))
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         if endpoint in self.dark:
@@ -127,7 +137,7 @@ class MemoryNetwork:
             fault_injection.active.carry("transport.receive", end, peer, name, hand_over, self._loop)
 
     def _deliver(self, identity: bytes, header: bytes, call: Callable[[], None]) -> None:
-        if identity in self._cut or self.drop(identity, header):
+        if _name(identity) in self._cut or self.drop(identity, header):
             return
         if self.delay:
             self._loop.call_later(self.delay, call)
@@ -145,6 +155,8 @@ class MemoryListener:
         self.on_failed = on_failed
         self.on_unreachable: Callable[[bytes], None] | None = None
         self.on_drained: Callable[[], None] | None = None
+        self.on_ended: Callable[[bytes], None] | None = None
+        self.streams: set[bytes] = set()  # links whose end is reported, by `end`
         self.links: dict[bytes, MemoryLink] = {}
         self.open = True
 
@@ -170,11 +182,23 @@ class MemoryListener:
 
         self._network._leave(self, peer, peer.decode(errors="replace"), header, peer, arrive)
 
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self.streams
+
+    def end(self, peer: bytes) -> None:
+        """Behave as if the stream of *peer*, one of `streams`, has ended."""
+        self.streams.discard(peer)
+        if self.on_ended is not None:
+            self.on_ended(peer)
+
     def admit(self, peer: bytes) -> None:
         pass
 
     def member_of(self, peer: bytes) -> Member | None:
         return self._network.members.get(peer, LOCAL)
+
+    def address_of(self, peer: bytes) -> str:
+        return "memory"
 
     def close(self, linger_ms: int = 0) -> None:
         self.open = False
@@ -223,3 +247,8 @@ class MemoryLink:
 
     def close(self, linger_ms: int = 0) -> None:
         self.open = False
+
+
+def _name(identity: bytes) -> bytes:
+    """Return an identity without its secret part: a process that connects again has a new one."""
+    return identity[: identity.rfind(b"#")] if b"#" in identity else identity

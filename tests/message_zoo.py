@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pathlib
+import sys
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-
-try:
-    import torch
-except ImportError:
-    torch = None  # type: ignore[assignment]
 
 Step = namedtuple("Step", "observation reward done")
 
@@ -121,6 +117,8 @@ def zoo(with_torch: bool) -> dict[str, Any]:
         "a Fortran array": np.asfortranarray(large.reshape(400, 500)),
     }
     if with_torch:
+        import torch  # here: without tensors, processes need not take the seconds of this import
+
         names = (
             "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
             "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
@@ -149,8 +147,11 @@ def differs(ours: Any, theirs: Any, at: str = "") -> str:
     if isinstance(ours, np.ndarray):
         same = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         same = same and theirs.flags.f_contiguous >= ours.flags.f_contiguous
-        equal = same and (ours.tolist() == theirs.tolist()) and theirs.flags.writeable
+        by_value = ours.dtype.hasobject or ours.dtype.names is not None
+        equal = same and (ours.tolist() == theirs.tolist() if by_value else np.array_equal(ours, theirs))
+        equal = equal and theirs.flags.writeable
         return "" if equal else f"{at}: {theirs!r} came for {ours!r}, writable: {theirs.flags.writeable}"
+    torch = sys.modules.get("torch")
     if torch is not None and isinstance(ours, torch.Tensor):
         same = (ours.dtype, ours.shape, ours.requires_grad) == (theirs.dtype, theirs.shape, theirs.requires_grad)
         equal = same and torch.equal(ours.to(torch.complex128), theirs.to(torch.complex128))

@@ -140,6 +140,7 @@ LEGS = (
     Leg("daemons that hide", tests("tests/agentd/test_leftovers.py", "-k", "everything_ends and True",
         "--grandchildren", "{size}"), 60, "of each worker", 600),
     Leg("soak", tests("tests/soak/test_soak.py", "--soak-seconds", "{size}", "--soak-seed", "{seed}"), 300, "s", 900),
+    Leg("calls", tests("tests/cycles/test_many_calls.py", "--calls", "{size}"), 10_000_000, "calls", 3600),
     Leg("channel items", tests("tests/live/test_channel_bounds.py", "-k", "nothing_behind",
         "--channel-items", "{size}"), 1_000_000, "items", 900),
     Leg("shared memory", tests("tests/soak/test_memory_soak.py", "--soak-gib", "{size}"), 100, "GiB", 1800),
@@ -149,10 +150,13 @@ LEGS = (
     Leg("strangers from far", tests("tests/netns/test_strangers_from_far.py", "-k", "reach_nothing",
         "--strangers", "{size}"), 10_000, "at each socket", 1200, alone=True, least=1000),
     Leg("cuts with default leases", tests("tests/netns/test_partitions.py", "--default-timers"), 1, "time", 1800),
+    Leg("hostile members", tests("tests/security/test_hostile_members.py", "--hostile-seconds", "{size}"),
+        60, "s", 300, alone=True),
     Leg("idle connections", tests("tests/live/test_strangers.py", "-k", "idle", "--idle-connections", "{size}"),
         5000, "at the head", 600),
     Leg("idle connections from far", tests("tests/netns/test_strangers_from_far.py", "-k", "idle",
         "--idle-connections", "{size}"), 5000, "at each process", 600, least=1000),
+    Leg("examples and schedules", tests("tests", "-m", "model or hypothesis", "--rounds", "{size}"), 10, "times", 3600),
     Leg("aarch64 wheels", tests("tests/packaging/test_aarch64.py", "--look-up"), 1, "time", 600),
 )  # fmt: skip
 

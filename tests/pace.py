@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 slowness = 1.0
 """Of this machine. conftest sets it before any test module is imported."""
+rounds = 1
+"""How many times as many examples and schedules the random tests run. conftest sets it likewise."""
 
 PATIENCE_S = 60.0
 """For what must come: it costs nothing where that comes, and a machine may be ten times slower than ours."""

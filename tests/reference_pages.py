@@ -141,7 +141,22 @@ def rlinf_names() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"api.md": api, "cli.md": cli, "rlinf-names.md": rlinf_names}
+def message_bounds() -> str:
+    """docs/reference/message-bounds.md."""
+    from tests.message_bounds import page
+
+    lines = [
+        "# Bounds of messages", "", NOTE, "",
+        "The highest length of each text, byte string, list and map in a message. A receiver decodes no longer one.",
+        "The head answers a request that has one with an `err` of kind `usage`, which names the field and the bound;",
+        "for a notice of a driver or worker it sends Warn. Each refusal is in the event log (`rlinf-actors events",
+        "--kind refused`). A control message also has at most 16 MiB (8 MiB to the head). `[...]` stands for an",
+        "element of a list or a value of a map, `[key]` for a key of a map.", "",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n" + page()
+
+
+PAGES = {"api.md": api, "cli.md": cli, "message-bounds.md": message_bounds, "rlinf-names.md": rlinf_names}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():

@@ -166,7 +166,8 @@ class Ours:
             prefix, role = (role[:-2], role[-2:]) if rank else ([], role)
             folder = tempfile.mkdtemp(prefix="n")
             command = [*prefix, sys.executable, "-m", "agentd", *role, "--node-rank", str(rank)]
-            self._agents.append(subprocess.Popen([*command, "--run-dir", folder, "--insecure-test-network"]))
+            places = ["--run-dir", folder, "--state-dir", folder]  # a head's state is below /var/lib otherwise
+            self._agents.append(subprocess.Popen([*command, *places, "--insecure-test-network"]))
         self._cluster = rlinf_actors.Cluster(num_nodes=2, head=head)
 
     def spawn(self, count: int, torch: bool = False) -> OurGroup:

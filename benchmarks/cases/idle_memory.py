@@ -46,7 +46,10 @@ CASE = Case(
     "Memory when idle (PSS)",
     (
         Figure(
-            "daemons", "daemons, before any group (raw: one interpreter with pyzmq and asyncio)", "MB", reach_ray=6.6
+            "daemons",
+            "before any group: agentd with the head, keeper, template (raw: one interpreter with pyzmq, asyncio)",
+            "MB",
+            reach_ray=6.6,
         ),
         Figure("processes", "their number", ""),
         Figure("worker", "a worker (raw: a fork of an interpreter with pyzmq)", "MB"),

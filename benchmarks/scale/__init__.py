@@ -7,7 +7,7 @@ socket.
 | module | process |
 |---|---|
 | `cluster` | the command itself: starts the others, gives orders and measures |
-| `agents` | all agents, and one socket that answers for all workers |
+| `agents` | agents, and one socket that answers for their workers; `agent_processes` starts as many as needed |
 | `observer` | a client of the head that records when each notice arrives |
 | `driver` | a script with a Cluster, which launches on the simulated nodes |
 

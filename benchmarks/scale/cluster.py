@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.scale.agent_processes import SPARE_DESCRIPTORS, AgentProcesses
+from benchmarks.scale.folder import folder_of_run
 from benchmarks.scale.roles import Answer, Head, Measured, Role
 from benchmarks.timing import clock
-from rlinf_actors.settings import CLIENT_CONFIG, HEADS_DIR, INSECURE_TEST_NETWORK
+from rlinf_actors.settings import CLIENT_CONFIG, HEADS_DIR, INSECURE_TEST_NETWORK, RELAY_FROM
 
 PHASES = ("join", "idle", "launch", "beats", "deaths", "node", "restart", "driver")
 """The phases, in their order. Each needs the ones before it, except that idle, beats, deaths, node and restart may be
@@ -25,7 +27,7 @@ FAN_OUTS = 11
 
 @dataclass(frozen=True)
 class Size:
-    """What is simulated.
+    """The size and the settings of a simulated cluster.
 
     Attributes:
         agents: number of agents.
@@ -55,7 +57,7 @@ def measure(size: Size, show: Callable[[str, Answer], object]) -> dict[str, Answ
     """
     figures: dict[str, Answer] = {}
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="scale-"))
+        folder = stack.enter_context(folder_of_run())
         simulation = stack.enter_context(contextlib.closing(Simulation(size, folder)))
         for phase in PHASES:
             if phase not in size.phases:
@@ -82,13 +84,17 @@ class Simulation:
             HEADS_DIR: f"{folder}/heads",
             CLIENT_CONFIG: f"{folder}/client.toml",
             INSECURE_TEST_NETWORK: "" if size.keys else "1",
+            RELAY_FROM: "0",  # the simulated workers have no unix sockets, by which relays would reach them
         }
         open(self._environment[CLIENT_CONFIG], "x").close()
         os.mkdir(self._environment[HEADS_DIR])
+        check_descriptors(size.agents, "the head has a connection to each agent")
         self._processes: list[Measured] = []
         self._head = self._start_head("127.0.0.1:0")
         self._empty_mb = self._head.rss_mb
-        self._agents = self._start("agents", self._endpoint, size.agents)
+        self._agents = AgentProcesses(
+            lambda *of: self._start("agents", self._endpoint, folder, *of), size.agents, size.per_agent
+        )
 
     @property
     def _endpoint(self) -> str:
@@ -112,7 +118,7 @@ class Simulation:
 
     def join(self) -> Answer:
         cpu = self._head.cpu_s
-        joined = self._agents.ask("join", limit_s=self._size.limit_s)
+        joined = self._agents.registrations("join", limit_s=self._size.limit_s)
         head = {"head_cpu_s": self._head.cpu_s - cpu, "head_mb": self._head.rss_mb, "head_empty_mb": self._empty_mb}
         return {**joined, **head, "head_descriptors": self._head.descriptors}
 
@@ -136,8 +142,8 @@ class Simulation:
     def deaths(self) -> Answer:
         """Kill some workers one after another, then all workers of one node."""
         count = max(1, min(KILLED, self._size.workers // 4))
-        one_by_one = self._announced(self._agents.ask("kill_workers", count=count, pause_s=0.02))
-        at_once = self._announced(self._agents.ask("kill_workers_of", node=self._size.agents // 2))
+        one_by_one = self._announced(self._agents.kill_workers(count, pause_s=0.02))
+        at_once = self._announced(self._agents.ask_of("kill_workers_of", self._size.agents // 2))
         return {
             "p50_ms": statistics.median(one_by_one) * 1e3,
             "p99_ms": percentile(one_by_one, 0.99) * 1e3,
@@ -147,24 +153,25 @@ class Simulation:
     def node(self) -> Answer:
         """Lose a node without a word: its workers' ends are announced when its lease has ended."""
         node = self._size.agents - 1
-        lost = self._announced(self._agents.ask("lose", node=node))
-        self._agents.ask("rejoin", node=node, limit_s=self._size.limit_s)
+        lost = self._announced(self._agents.ask_of("lose", node))
+        self._agents.ask_of("rejoin", node, limit_s=self._size.limit_s)
         return {"announced_s": max(lost)}
 
     def restart(self) -> Answer:
         """Kill the head, and start it again one second later."""
-        self._agents.ask("forget")
+        self._agents.ask_all("forget")
         self._head.end(signal.SIGKILL)
         time.sleep(1)
         self._head = self._start_head(self._head.address)
         cpu, start = self._head.cpu_s, clock()
-        returned = self._agents.ask("returned", since=start, limit_s=self._size.limit_s)
+        returned = self._agents.registrations("returned", since=start, limit_s=self._size.limit_s)
         busy = {"head_cpu_s": self._head.cpu_s - cpu, "head_mb": self._head.rss_mb}
         after = self._load(min(5.0, self._size.load_s))
         return {**returned, **busy, "after_cpu_percent": after["head_cpu_percent"]}
 
     def driver(self) -> Answer:
         """Let a script launch on all nodes. The observer's group, which is there, goes on."""
+        check_descriptors(self._size.workers, "the driver has a connection to each worker")
         driver = self._start("driver", self._head.address, self._size.agents)
         figures = driver.ask("connect")
         cpu = self._head.cpu_s
@@ -189,6 +196,16 @@ class Simulation:
         """Return the seconds from each worker's end until the observer had the notice of it."""
         gone = self._observer.ask("gone", ids=list(ended))
         return [gone[id] - at for id, at in ended.items()]
+
+
+def check_descriptors(connections: int, why: str) -> None:
+    """Raise RuntimeError if a process may not have so many connections. *why* says which process needs them."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if connections + SPARE_DESCRIPTORS > most:
+        raise RuntimeError(
+            f"{why}, {connections}, and the hard limit is {most} file descriptors for each process: raise it "
+            "(ulimit -Hn), simulate fewer agents or workers, or leave the phase out (--skip)"
+        )
 
 
 def percentile(values: Iterable[float], share: float) -> float:

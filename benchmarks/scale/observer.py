@@ -9,6 +9,7 @@ import os
 from benchmarks.scale.roles import Answer, obey_in_loop
 from benchmarks.timing import clock
 from rlinf_actors import version
+from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.link import secret_identity
 from rlinf_actors.net.loop import new_event_loop
 from rlinf_actors.net.rpc import ControlClient
@@ -18,6 +19,7 @@ from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, ClientHello
 from rlinf_actors.wire.client_messages import GetNodes, Launch, StopGroup, WorkerChanged
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.launch_messages import PART_RANKS, LaunchPart, parts_of
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 
@@ -88,14 +90,20 @@ class Observer:
         specs = [
             WorkerSpec(
                 f"{start}-{group}-{rank}", group, namespace, rank, workers, rank % nodes, ENVIRONMENT,
-                sys_path=["/opt/project", "/opt/venv/lib/python3.11/site-packages"], cwd="/opt/project",
+                sys_path=("/opt/project", "/opt/venv/lib/python3.11/site-packages"), cwd="/opt/project",
             )
             for rank in range(workers)
         ]  # fmt: skip
-        message, notices = Launch(namespace, group, "module:Class", specs), self._notices
+        notices, parts = self._notices, 0
         begin = clock()
         running = self._loop.create_task(self._until({spec.id for spec in specs}, "running"))
-        await self._client.request(message, LIMIT_S)
+        if len(specs) > PART_RANKS:  # as `runtime.sliced_launch` does
+            for part in parts_of(specs[:-1]):
+                name = launch_of(specs[-1].id)
+                await self._client.request(LaunchPart(namespace, group, name, parts, part), LIMIT_S)
+                parts += 1
+            specs = specs[-1:]
+        await self._client.request(Launch(namespace, group, "module:Class", specs, parts=parts), LIMIT_S)
         answered = clock()
         return {
             "answer_s": answered - begin, "all_run_s": await running - begin, "notices": self._notices - notices,

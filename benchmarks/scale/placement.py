@@ -36,7 +36,7 @@ def _measure(nodes: int, rule: Any) -> Answer:
     config = {"cluster": {"num_nodes": nodes, "component_placement": {"a": rule}}}
     template = WorkerSpec(
         "", "group", "namespace", 0, 1, 0, {"A": "1"}, cwd="/opt/project",
-        sys_path=["/opt/project", "/opt/project/src", "/opt/venv/lib/python3.11/site-packages"],
+        sys_path=("/opt/project", "/opt/project/src", "/opt/venv/lib/python3.11/site-packages"),
     )  # fmt: skip
     times = [time.process_time()]
     components = ComponentPlacement(config, cluster)

@@ -81,8 +81,16 @@ class Role(Measured):
         Raises:
             RuntimeError: the order failed, or the process has ended.
         """
+        self.give(order, **given)
+        return self.answer(order)
+
+    def give(self, order: str, **given: object) -> None:
+        """Give an order. The caller then calls `answer`."""
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"order": order, **given}), file=self._orders, flush=True)
+
+    def answer(self, order: str) -> Answer:
+        """Return the answer to the last order; raise RuntimeError as `ask` does."""
         answer: Answer = json.loads(self.read())
         if "error" in answer:
             raise RuntimeError(f"{order}: {answer['error']}")

@@ -120,13 +120,15 @@ class Cgroup(msgspec.Struct, frozen=True):
             self.remove()
             raise
 
-    def enter(self) -> None:
-        """Move the calling process, and so its later children, into the worker's cgroup. Raises
-        OSError if that fails.
+    def enter(self, pid: int = 0) -> None:
+        """Move the process *pid*, 0 for the calling process, and so its later children, into the worker's cgroup.
+
+        Raises:
+            OSError: that fails.
         """
         for directory in self.directories:
             if os.path.isdir(directory):
-                _write(f"{directory}/cgroup.procs", "0")
+                _write(f"{directory}/cgroup.procs", str(pid))
 
     def kill(self) -> None:
         """Kill all processes in the worker's cgroup. With cgroup v1, processes forked meanwhile may survive."""

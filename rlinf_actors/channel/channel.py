@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from rlinf_actors import forks
 from rlinf_actors.channel.assembled import AssembledChannel
 from rlinf_actors.channel.client import JoinedWork
-from rlinf_actors.channel.commands import MAX_DELIVERIES
 from rlinf_actors.channel.connecting import ConnectingChannel, check_name, find, make, member
 from rlinf_actors.channel.inspection import Backend, ChannelViews
 from rlinf_actors.channel.iteration import ChannelItems
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel, local_channel
+from rlinf_actors.channel.queue_commands import MAX_DELIVERIES
 from rlinf_actors.channel.results import T, Take
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import ChannelClosedError, UsageError
@@ -61,7 +61,7 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
         self._made = backend
         self._maxsize = maxsize
         self._lock = threading.Lock()
-        self._made_in = forks.generation()
+        self._made_in = forks.generation
 
     @overload
     @classmethod
@@ -414,7 +414,7 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
     @property
     def _backend(self) -> Backend:
         """Return the object that makes the requests. A handle that came as an argument first begins its search."""
-        if self._made_in != forks.generation():
+        if self._made_in != forks.generation:
             self._adopt_in_child()
         made = self._made
         if made is None and not self._namespace:
@@ -438,7 +438,7 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
             return
         job.runtime.check_usable()
         self._inherited = self._made  # kept: its parts are the parent's, and their destructors must not run here
-        self._made, self._lock, self._made_in = None, threading.Lock(), forks.generation()
+        self._made, self._lock, self._made_in = None, threading.Lock(), forks.generation
 
 
 def create_channel(

@@ -50,6 +50,8 @@ class JoinedWork(AsyncWork[T]):
 
     _lazy = True
 
+    _by_loop = True
+
     def __init__(self, what: str, works: Sequence[AsyncWork[Any]] | None, make: Callable[..., T]) -> None:
         super().__init__(what)
         self._make = make
@@ -287,7 +289,8 @@ class RemoteChannel(RequestMaker):
         peers = self._group.peers
         home = 0 if len(peers) == 1 else self._homes.get(request.key)
         if home is not None:
-            request.begin(self, self._sender(home))
+            sender = self._senders.get(home)
+            request.begin(self, sender if sender is not None and sender.peer is peers[home] else self._sender(home))
             return
         with self._placing:
             placement = self._placements.get(request.key)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from rlinf_actors.channel.client import DeferredQuery, RemoteChannel, RequestBuffer, end_of_channel, remote_channel
-from rlinf_actors.channel.commands import MAX_DELIVERIES
+from rlinf_actors.channel.queue_commands import MAX_DELIVERIES
 from rlinf_actors.channel.requests import Request, RequestMaker
 from rlinf_actors.channel.results import View
 from rlinf_actors.cluster.cluster import Cluster
@@ -27,6 +27,7 @@ from rlinf_actors.errors import (
     NameInUseError,
     UsageError,
 )
+from rlinf_actors.model.names import wrong_name
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import Settings
@@ -105,8 +106,8 @@ async def make(
 
 def check_name(name: Any) -> None:
     """Raise UsageError if *name* cannot be the name of a channel."""
-    if not name or not isinstance(name, str) or any(char in name for char in "/\0\n"):
-        raise UsageError(f"{name!r} cannot be a channel's name: a str, not empty, without slash or line break")
+    if wrong := wrong_name(name, "a channel"):
+        raise UsageError(wrong)
 
 
 def host_arguments(maxsize: int, max_deliveries: int = MAX_DELIVERIES) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ from rlinf_actors.errors import UsageError
 
 DEFAULT_KEY = "default_queue"
 
-_pack = msgspec.msgpack.Encoder().encode
+MOST_BYTES = 1 << 20  # as in wire.bounds.QueueKey
+_encode = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 
 
@@ -31,6 +32,13 @@ def key_bytes(key: Hashable) -> bytes:
         raise UsageError(f"{key!r} cannot be a channel's key: it has more than 64 bits") from None
     except TypeError:  # it has no hash
         return _pack(_normal(key))
+
+
+def _pack(key: Any) -> bytes:
+    data = _encode(key)
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{str(key)[:40]!r}... cannot be a channel's key: it has more than {MOST_BYTES:,} bytes")
+    return data
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rlinf_actors.channel.commands import QueuedItem, Ticket
+from rlinf_actors.channel.queue_commands import QueuedItem, Ticket
 
 
 class Getter(msgspec.Struct):

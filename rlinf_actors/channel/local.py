@@ -12,9 +12,17 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 from rlinf_actors import forks
-from rlinf_actors.channel.commands import AcceptPut, Command, DeliverItems, QueuedItem, Ticket
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
 from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue_commands import (
+    AcceptPut,
+    AcceptPuts,
+    AnyCommand,
+    DeliverItems,
+    QueuedItem,
+    Ticket,
+    one_by_one,
+)
 from rlinf_actors.channel.results import (
     PendingGet,
     PendingTake,
@@ -126,7 +134,7 @@ class LocalChannel:
         where, ticket = key_bytes(key), self._ticket()
         items: list[QueuedItem] = []
 
-        def look() -> list[Command]:
+        def look() -> list[AnyCommand]:
             items.extend(self._queue.undeliverable(where))
             return [*self._queue.drain(ticket, where), *self._queue.ack(ticket)] if drain else []
 
@@ -142,7 +150,7 @@ class LocalChannel:
     def _ticket(self) -> Ticket:
         return Ticket("", b"", next(self._ids))
 
-    def _take(self, work: G, ask: Callable[[], list[Command]], timeout: float | None) -> G:
+    def _take(self, work: G, ask: Callable[[], list[AnyCommand]], timeout: float | None) -> G:
         self._works[work.ticket.id] = weakref.ref(work)
         self._do(ask)
         self._limit(work, work.ticket, timeout)
@@ -161,7 +169,7 @@ class LocalChannel:
         """Return the item that was delivered for *ticket* to its queue. *how* says why it was not processed."""
         self._do(lambda: self._queue.fail(ticket, how))
 
-    def _do(self, step: Callable[[], list[Command]]) -> None:
+    def _do(self, step: Callable[[], list[AnyCommand]]) -> None:
         with self._lock:
             commands = step()
             self._keep()
@@ -185,7 +193,7 @@ class LocalChannel:
         `_sweep` again.
         """
         while self._dropped and self._lock.acquire(blocking=False):
-            commands: list[Command] = []
+            commands: list[AnyCommand] = []
             try:
                 while self._dropped:
                     ticket, how = self._dropped.popleft()
@@ -201,8 +209,9 @@ class LocalChannel:
         if self._id:
             (_with_items.add if self._queue.in_use() else _with_items.discard)(self)
 
-    def _complete(self, commands: list[Command]) -> None:
-        for command in commands:
+    def _complete(self, commands: list[AnyCommand]) -> None:
+        for command in one_by_one(commands):
+            assert not isinstance(command, AcceptPuts)
             found = self._works.pop(command.ticket.id, None)
             work = found() if found is not None else None
             if work is None:

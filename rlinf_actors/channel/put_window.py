@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from rlinf_actors.channel.request_sender import RequestSender
 from rlinf_actors.channel.results import Withdrawable
 from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.runtime.future import AsyncWork, finish_all
 from rlinf_actors.wire import frames
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class Put(AsyncWork[None], Withdrawable):
     """
 
     sender: RequestSender
+    channel: RemoteChannel | None = None
+    call = 0
+    counted = False  # by the PutWindow
+    anywhere = True
     span = 0  # in the trace, 0 if this process is not traced
 
     def __init__(self, what: str, key: bytes, weight: float, nowait: bool, parts: Sequence[Buffer]) -> None:
@@ -53,8 +58,6 @@ class Put(AsyncWork[None], Withdrawable):
         self.nbytes = 0
         for part in parts:
             self.nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
-        self.call = 0
-        self.channel: RemoteChannel | None = None
 
     @property
     def peer(self) -> Peer:
@@ -80,11 +83,13 @@ class Put(AsyncWork[None], Withdrawable):
     def forget(self) -> None:
         """Tell the host to cancel the put, and ignore the host's answers. Loop thread only."""
         if self.call:
+            assert self.channel is not None
             self.peer.pending.pop(self.call, None)
             self.sender.send(frames.ChannelCancel(self.call, True))
+            self.channel.put_window.remove(self)
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """Complete the put with the host's answer. Loop thread only.
+        """Complete the put with the host's answer. Any thread.
 
         Return True, which removes the put from the table of pending calls, because a put has only one answer.
         """
@@ -92,10 +97,20 @@ class Put(AsyncWork[None], Withdrawable):
         if type(frame) is frames.Raised:
             self._end(self.channel.refusal(frame, self))
             return True
-        if type(frame) is frames.ChannelAccepted:
-            self.sender.many = True
         self._end(None)
         return True
+
+    @staticmethod
+    def answer_all(answered: Sequence[tuple[Put, object]], frame: frames.AnyFrame) -> None:
+        """Complete several puts into one channel, which the host has accepted. Any thread."""
+        puts = [put for put, _ in answered]
+        first = puts[0]
+        first.sender.many = True
+        assert first.channel is not None
+        for put in puts:
+            put.parts = ()  # before the caller goes on, and may change them
+        first.channel.put_window.remove(*puts)
+        finish_all(puts, itertools.repeat(None))
 
     def fail(self, error: Exception) -> None:
         """Fail the put because its host is gone. Any thread."""
@@ -155,12 +170,17 @@ class PutWindow:
             elif not put.done():
                 put.sender.send(frames.ChannelCancel(put.call, False))
 
-    def remove(self, put: Put) -> None:
-        """Stop counting a put whose host has answered or is gone, and send the waiting puts that now have room."""
+    def remove(self, *puts: Put) -> None:
+        """Stop counting puts whose host has answered or is gone, and send the waiting puts that now have room."""
         with self.lock:
-            self.nbytes -= put.nbytes
-            key = self._keys[put.key]
-            key.out -= 1
+            keys: dict[bytes, _KeyPuts] = {}
+            for put in puts:
+                if not put.counted:
+                    continue  # given up, and answered at the same moment
+                put.counted = False
+                self.nbytes -= put.nbytes
+                key = keys[put.key] = self._keys[put.key]
+                key.out -= 1
             if self._starved and not self._moving:  # a put to a host that is gone is removed while it is sent
                 self._moving = True
                 try:
@@ -168,8 +188,9 @@ class PutWindow:
                         pass
                 finally:
                     self._moving = False
-            if not key.out and not key.waiting and self._keys.get(put.key) is key:
-                del self._keys[put.key]
+            for name, key in keys.items():
+                if not key.out and not key.waiting and self._keys.get(name) is key:
+                    del self._keys[name]
 
     def _send_starved(self) -> bool:
         """Send the waiting puts that have room now. Return True if at least one was sent."""
@@ -189,6 +210,7 @@ class PutWindow:
 
     def _send(self, key: _KeyPuts, put: Put) -> None:
         """Send a put to its host. Call with the lock held."""
+        put.counted = True
         self.nbytes += put.nbytes
         key.out += 1
         put.sender.put(put)

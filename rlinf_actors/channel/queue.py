@@ -16,18 +16,21 @@ Rules that hold at all times:
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterable, Sequence
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Sequence
 
-from rlinf_actors.channel.commands import (
+from rlinf_actors.channel.key_queue import GET, NO_QUEUE, Getter, KeyQueue
+from rlinf_actors.channel.queue_commands import (
     AcceptPut,
     AcceptPuts,
-    Command,
+    AnyCommand,
+    DeliverEach,
     DeliverItems,
     QueuedItem,
     RefuseRequest,
     Ticket,
+    tickets_of,
 )
-from rlinf_actors.channel.key_queue import GET, NO_QUEUE, Getter, KeyQueue
 
 
 class ChannelQueue:
@@ -84,7 +87,7 @@ class ChannelQueue:
 
     # --- requests ---
 
-    def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[Command]:
+    def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[AnyCommand]:
         """Append an item, and return the commands to carry out.
 
         If there is no room, park the item until there is, or refuse the put if *nowait* is True.
@@ -106,28 +109,29 @@ class ChannelQueue:
 
     def put_all(
         self, owner: str, peer: bytes, ids: Sequence[int], key: Hashable, items: Sequence[QueuedItem]
-    ) -> list[Command | AcceptPuts]:
+    ) -> list[AnyCommand]:
         """Handle the puts *ids*, which came by the link *peer* of *owner*, like one `put` after the other."""
-        queue = self._keys[key]
-        nbytes = sum([item.nbytes for item in items])
-        if self.closed or queue.parked or not self._room(queue, nbytes, len(items)):
-            commands: list[Command | AcceptPuts] = []
+        commands: list[AnyCommand] = []
+        if self.closed:
             for id, item in zip(ids, items, strict=True):
                 commands += self.put(Ticket(owner, peer, id), key, item)
-            self._drop_if_unused(key, queue)
             return commands
-        for item in items:
-            self._seq += 1
-            item.seq = self._seq
-        self.nbytes += nbytes
-        queue.count += len(items)
-        queue.items.extend(items)
+        queue = self._keys[key]
+        room = 0 if queue.parked else self._room_for(queue, items)
+        if room:
+            self._enter(queue, *items[:room])
+            commands.append(AcceptPuts(peer, ids[:room]))
+        if room < len(items):
+            tickets = tickets_of(owner, peer, ids[room:])
+            queue.parked.update(zip(tickets, items[room:], strict=True))
+            self._waiting.update(dict.fromkeys(tickets, key))
+            self._note_starved(key, queue)
         if queue.getters:
-            return [AcceptPuts(peer, ids), *self._pump(key, queue)]
+            return [*commands, *self._pump(key, queue)]
         self._drop_if_unused(key, queue)
-        return [AcceptPuts(peer, ids)]
+        return commands
 
-    def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
+    def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[AnyCommand]:
         """Deliver the item at the head of *key*. If there is none, let the get wait; refuse it if *nowait* is True."""
         queue = self._keys[key]
         if not queue.items and (nowait or self.closed):
@@ -140,27 +144,26 @@ class ChannelQueue:
             return [DeliverItems(ticket, (item,))]
         return self._wait(ticket, key, queue, GET)
 
-    def get_all(self, owner: str, peer: bytes, ids: Iterable[int], key: Hashable) -> list[Command]:
+    def get_all(self, owner: str, peer: bytes, ids: Iterable[int], key: Hashable) -> list[AnyCommand]:
         """Handle the gets *ids*, which came by the link *peer* of *owner*, like one `get` after the other."""
         queue = self._keys[key]
-        commands: list[Command] = []
-        for id in ids:
-            ticket = Ticket(owner, peer, id)
-            if self.closed or queue.parked or (queue.items and queue.getters):
+        commands: list[AnyCommand] = []
+        tickets = tickets_of(owner, peer, ids)
+        if self.closed:
+            for ticket in tickets:
                 commands += self.get(ticket, key)
-                queue = self._keys[key]  # the get may have ended the use of the key
-            elif queue.items:
-                item = queue.items.popleft()
-                self._delivered[ticket] = (key, (item,))
-                queue.out += 1
-                commands.append(DeliverItems(ticket, (item,)))
-            else:
-                queue.getters[ticket] = GET
-                self._waiting[ticket] = key
-        self._drop_if_unused(key, queue)
-        return commands
+            self._drop_if_unused(key, self._keys[key])
+            return commands
+        if queue.items and not queue.getters:
+            served = tickets[: len(queue.items)]
+            tickets = tickets[len(served) :]
+            if served:
+                commands.append(self._serve(served, key, queue))
+        queue.getters.update(dict.fromkeys(tickets, GET))
+        self._waiting.update(dict.fromkeys(tickets, key))
+        return [*commands, *self._pump(key, queue)]
 
-    def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
+    def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[AnyCommand]:
         """Deliver items from the head of *key* whose total weight is at most *target*.
 
         The batch is complete when it weighs *target*, or when the next item would exceed *target*. Until then it waits
@@ -173,7 +176,7 @@ class ChannelQueue:
         commands = self._wait(ticket, key, queue, Getter(target))
         return [*commands, *self._end_getters(key, queue)] if self.closed else commands
 
-    def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[Command]:
+    def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[AnyCommand]:
         """Deliver the item at the head of *key*, or let the take wait for an item. Return the commands to carry out.
 
         The item stays in the channel until `ack` removes it or `fail` returns it. If too many deliveries of the item
@@ -186,7 +189,7 @@ class ChannelQueue:
             return [RefuseRequest(ticket, "closed")]
         return self._wait(ticket, key, queue, Getter(None, taker))
 
-    def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
+    def drain(self, ticket: Ticket, key: Hashable) -> list[AnyCommand]:
         """Deliver all undeliverable items of a key. Without acknowledgement they become undeliverable again."""
         queue = self._keys[key]
         items, queue.dead = tuple(queue.dead), []
@@ -197,7 +200,7 @@ class ChannelQueue:
         self._drop_if_unused(key, queue)
         return [DeliverItems(ticket, items, "drain")]
 
-    def ack(self, *tickets: Ticket) -> list[Command]:
+    def ack(self, *tickets: Ticket) -> list[AnyCommand]:
         """Remove the items delivered for *tickets*, because user code has received or processed them.
 
         An unknown ticket is ignored, because its items have returned to their queue before.
@@ -218,7 +221,7 @@ class ChannelQueue:
                 queue.count -= len(items)
             for item in items:
                 self.nbytes -= item.nbytes
-        commands: list[Command] = []
+        commands: list[AnyCommand] = []
         if self._starved and touched:  # only these keys wait for bytes
             for key, queue in list(self._starved.items()):
                 commands += self._pump(key, queue)
@@ -228,7 +231,7 @@ class ChannelQueue:
             self._drop_if_unused(key, queue)
         return commands
 
-    def fail(self, ticket: Ticket, how: str) -> list[Command]:
+    def fail(self, ticket: Ticket, how: str) -> list[AnyCommand]:
         """Return the items that were delivered for *ticket* to the head of their queue, and count a failure of each.
 
         *how* is the reason. An unknown ticket is ignored, because its items have returned to their queue before.
@@ -237,7 +240,7 @@ class ChannelQueue:
             self._count_failure(ticket, how)
         return self._return_delivery(ticket)
 
-    def cancel(self, ticket: Ticket, back: bool = False) -> list[Command]:
+    def cancel(self, ticket: Ticket, back: bool = False) -> list[AnyCommand]:
         """Refuse a request that still waits. If its items are delivered already, they stay with the consumer.
 
         If *back* is True, delivered items return to the queue instead, and no failure is counted.
@@ -249,7 +252,7 @@ class ChannelQueue:
             return [RefuseRequest(ticket, "cancelled"), *self._pump(key, queue)]
         return self._return_delivery(ticket) if back else []
 
-    def owner_gone(self, owner: str, how: str = "") -> list[Command]:
+    def owner_gone(self, owner: str, how: str = "") -> list[AnyCommand]:
         """End the gets, batches and takes of a process that is gone, and return its unacknowledged items to the queues.
 
         Each such item counts one failure, with the reason *how*, unless the process was draining undeliverable items.
@@ -268,10 +271,10 @@ class ChannelQueue:
             touched[key] = self._keys[key]
         return [command for key, queue in touched.items() for command in self._pump(key, queue)]
 
-    def close(self) -> list[Command]:
+    def close(self) -> list[AnyCommand]:
         """Close the channel: refuse all later puts, and refuse gets when their key is empty. May be called again."""
         self.closed = True
-        commands: list[Command] = []
+        commands: list[AnyCommand] = []
         for key, queue in list(self._keys.items()):
             for ticket in queue.parked:
                 del self._waiting[ticket]
@@ -283,12 +286,22 @@ class ChannelQueue:
 
     # --- inside ---
 
-    def _room(self, queue: KeyQueue, nbytes: int, count: int = 1) -> bool:
-        if 0 < self.maxsize < len(queue.items) + count:
-            return False
-        if count > 1 and self.max_bytes > 0 and self.nbytes + nbytes > self.max_bytes:
+    def _room(self, queue: KeyQueue, nbytes: int) -> bool:
+        if 0 < self.maxsize <= len(queue.items):
             return False
         return self.max_bytes <= 0 or queue.count == 0 or self.nbytes + nbytes <= self.max_bytes
+
+    def _room_for(self, queue: KeyQueue, items: Collection[QueuedItem]) -> int:
+        """Return how many of *items*, from the first on, have room now, one after the other."""
+        most = min(len(items), self.maxsize - len(queue.items)) if self.maxsize > 0 else len(items)
+        if most <= 0 or self.max_bytes <= 0:
+            return max(most, 0)
+        nbytes, count = self.nbytes, queue.count
+        for found, item in enumerate(itertools.islice(items, most)):
+            nbytes += item.nbytes
+            if nbytes > self.max_bytes and count + found:
+                return found
+        return most
 
     def _note_starved(self, key: Hashable, queue: KeyQueue) -> None:
         """Keep in `_starved` the keys whose first parked put waits because of the limit of bytes, not of items."""
@@ -297,14 +310,15 @@ class ChannelQueue:
         else:
             self._starved.pop(key, None)
 
-    def _enter(self, queue: KeyQueue, item: QueuedItem) -> None:
-        self._seq += 1
-        item.seq = self._seq
-        self.nbytes += item.nbytes
-        queue.count += 1
-        queue.items.append(item)
+    def _enter(self, queue: KeyQueue, *items: QueuedItem) -> None:
+        for item in items:
+            self._seq += 1
+            item.seq = self._seq
+            self.nbytes += item.nbytes
+        queue.count += len(items)
+        queue.items.extend(items)
 
-    def _wait(self, ticket: Ticket, key: Hashable, queue: KeyQueue, getter: Getter) -> list[Command]:
+    def _wait(self, ticket: Ticket, key: Hashable, queue: KeyQueue, getter: Getter) -> list[AnyCommand]:
         queue.getters[ticket] = getter
         self._waiting[ticket] = key
         return self._pump(key, queue)
@@ -321,7 +335,7 @@ class ChannelQueue:
             item.failed += 1
             item.last_failure = (self._takers.get(ticket, ""), how)
 
-    def _return_delivery(self, ticket: Ticket) -> list[Command]:
+    def _return_delivery(self, ticket: Ticket) -> list[AnyCommand]:
         if ticket not in self._delivered:
             return []
         key = self._undeliver(ticket)
@@ -351,9 +365,9 @@ class ChannelQueue:
         self._leave(ticket, queue)
         return RefuseRequest(ticket, "undeliverable", item)
 
-    def _pump(self, key: Hashable, queue: KeyQueue) -> list[Command]:
+    def _pump(self, key: Hashable, queue: KeyQueue) -> list[AnyCommand]:
         """Give waiting items to the waiting requests in order, and accept parked puts as room becomes free."""
-        commands: list[Command] = []
+        commands: list[AnyCommand] = []
         moved = True
         while moved:
             moved = False
@@ -361,11 +375,7 @@ class ChannelQueue:
                 ticket, getter = next(iter(queue.getters.items()))
                 if getter is GET:
                     moved = True
-                    del self._waiting[ticket], queue.getters[ticket]
-                    item = queue.items.popleft()
-                    self._delivered[ticket] = (key, (item,))
-                    queue.out += 1
-                    commands.append(DeliverItems(ticket, (item,)))
+                    commands.append(self._serve_first(key, queue))
                     continue
                 if getter.taker is not None and 0 < self.max_deliveries <= queue.items[0].failed:
                     commands.append(self._make_undeliverable(ticket, queue))
@@ -380,19 +390,40 @@ class ChannelQueue:
                 if getter.target is not None and getter.total >= getter.target:
                     moved = True
                     commands.append(self._deliver(ticket, key, queue))
-            while queue.parked and self._room(queue, next(iter(queue.parked.values())).nbytes):
-                ticket, item = queue.parked.popitem(last=False)
-                del self._waiting[ticket]
-                self._enter(queue, item)
-                self._starved.pop(key, None)  # `_note_starved` adds it behind the other keys
-                commands.append(AcceptPut(ticket))
+            room = self._room_for(queue, queue.parked.values()) if queue.parked else 0
+            if room:
                 moved = True
+                entering = [queue.parked.popitem(last=False) for _ in range(room)]
+                self._enter(queue, *[item for _, item in entering])
+                self._starved.pop(key, None)  # `_note_starved` adds it behind the other keys
+                for ticket, _ in entering:
+                    del self._waiting[ticket]
+                    commands.append(AcceptPut(ticket))
         if queue.parked or key in self._starved:
             self._note_starved(key, queue)
         if self.closed and queue.getters and not queue.items and not queue.out:
             commands += self._end_getters(key, queue)
         self._drop_if_unused(key, queue)
         return commands
+
+    def _serve_first(self, key: Hashable, queue: KeyQueue) -> DeliverItems | DeliverEach:
+        """Deliver waiting items to the gets that have waited longest, up to the first batch or take."""
+        tickets = []
+        for ticket, getter in itertools.islice(queue.getters.items(), len(queue.items)):
+            if getter is not GET:
+                break
+            tickets.append(ticket)
+        for ticket in tickets:
+            del self._waiting[ticket], queue.getters[ticket]
+        return self._serve(tickets, key, queue)
+
+    def _serve(self, tickets: Sequence[Ticket], key: Hashable, queue: KeyQueue) -> DeliverItems | DeliverEach:
+        """Deliver one waiting item to each of the gets *tickets*, which do not wait (any more)."""
+        items = [queue.items.popleft() for _ in tickets]
+        deliveries = zip(itertools.repeat(key), zip(items, strict=True), strict=False)
+        self._delivered.update(zip(tickets, deliveries, strict=True))
+        queue.out += len(tickets)
+        return DeliverItems(tickets[0], (items[0],)) if len(tickets) == 1 else DeliverEach(tickets, items)
 
     def _served(self, getter: Getter, queue: KeyQueue) -> bool:
         """Give waiting items to the first waiting request. Return True if the request has all that it needs."""
@@ -417,13 +448,13 @@ class ChannelQueue:
                 return DeliverItems(ticket, items, "take")
         return DeliverItems(ticket, items, "batch")
 
-    def _end_getters(self, key: Hashable, queue: KeyQueue) -> list[Command]:
+    def _end_getters(self, key: Hashable, queue: KeyQueue) -> list[AnyCommand]:
         """End the requests that wait for items of a key, because the channel is closed and the key is empty.
 
         Batches get the items collected so far. Takes go on waiting while delivered items of the key are not
         acknowledged. All others are refused.
         """
-        commands: list[Command] = []
+        commands: list[AnyCommand] = []
         for ticket, getter in list(queue.getters.items()):
             if getter.held:
                 commands.append(self._deliver(ticket, key, queue))

@@ -6,6 +6,7 @@ item, by a copy or in a block that the producer has handed over, so that the ite
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rlinf_actors.channel.commands import (
+from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue_commands import (
     ERROR_CHARS,
     AcceptPut,
     AcceptPuts,
-    Command,
+    AnyCommand,
+    DeliverEach,
     DeliverItems,
     QueuedItem,
     Ticket,
+    tickets_of,
 )
-from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
@@ -131,10 +134,11 @@ class QueueServer:
         if recorder.active is not None:
             for id in ids:
                 flows.note(recorder.active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, id))
-        if weights:
-            items = [self._item(peer, weight, [part]) for part, weight in zip(parts, weights, strict=True)]
-        else:
-            items = [self._item(peer, 0, [part]) for part in parts]
+        if not all(type(part) is bytes for part in parts):
+            parts = [part if type(part) is bytes else self._keep(part) for part in parts]
+        sizes = [ITEM_BYTES + _size(part) for part in parts]
+        all_weights = weights or itertools.repeat(0)
+        items = list(map(QueuedItem, zip(parts, strict=True), sizes, all_weights, itertools.repeat(peer)))
         self._run(self._queue.put_all(owner, peer, ids, frame.key, items))
 
     def _get(self, owner: str, peer: bytes, frame: frames.ChannelGet, _parts: list[Buffer]) -> None:
@@ -153,7 +157,7 @@ class QueueServer:
         self._run(self._queue.batch(Ticket(owner, peer, frame.id), frame.key, frame.target))
 
     def _ack(self, owner: str, peer: bytes, frame: frames.ChannelAck, _parts: list[Buffer]) -> None:
-        commands = self._queue.ack(*[Ticket(owner, peer, id) for id in frame.ids])
+        commands = self._queue.ack(*tickets_of(owner, peer, frame.ids))
         if commands:
             self._run(commands)
 
@@ -188,7 +192,7 @@ class QueueServer:
         for index, part in enumerate(parts):
             if type(part) is not bytes:
                 part = parts[index] = self._keep(part)
-            nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
+            nbytes += _size(part)
         return QueuedItem(parts, nbytes, weight, peer)
 
     def _owner_of(self, peer: bytes) -> str:
@@ -207,20 +211,22 @@ class QueueServer:
         if self._queue.drained:
             self._on_drained()
 
-    def _run(self, commands: Sequence[Command | AcceptPuts]) -> None:
+    def _run(self, commands: Sequence[AnyCommand]) -> None:
         """Carry out the commands of one request. Send a link that reads such answers all of one kind in one frame."""
         accepted, delivering = self._accepted, self._delivering
         for command in commands:
-            if isinstance(command, AcceptPuts):
+            if isinstance(command, AcceptPut):
+                _, peer, id = command.ticket
+                if peer in self._many:
+                    accepted.setdefault(peer, []).append(id)
+                else:
+                    self._send(peer, frames.Ok(id), ())
+            elif isinstance(command, AcceptPuts):
                 accepted.setdefault(command.peer, []).extend(command.ids)
+            elif isinstance(command, DeliverEach):
+                self._deliver_each(command)
             elif isinstance(command, DeliverItems):
                 self._deliver(command)
-            elif isinstance(command, AcceptPut):
-                ticket = command.ticket
-                if ticket.peer in self._many:
-                    accepted.setdefault(ticket.peer, []).append(ticket.id)
-                else:
-                    self._send(ticket.peer, frames.Ok(ticket.id), ())
             else:
                 ticket, item = command.ticket, command.item
                 raised = frames.Raised(ticket.id, command.why, "", f"the request was refused: {command.why}")
@@ -232,6 +238,21 @@ class QueueServer:
             self._send(peer, frames.ChannelItems(ids), parts, alone=False)
         delivering.clear()
 
+    def _deliver_each(self, command: DeliverEach) -> None:
+        plain = self._emulated is None and recorder.active is None
+        link = b""
+        ids: list[int] = []  # the numbers and parts that go to *link* in one frame
+        parts: list[Buffer] = []
+        for ticket, item in zip(*command, strict=True):
+            _, peer, id = ticket
+            if not plain or item.again or len(item.value) != 1 or peer not in self._many:
+                self._deliver(DeliverItems(ticket, (item,)))
+                continue
+            if peer != link:
+                link, (ids, parts) = peer, self._delivering.setdefault(peer, ([], []))
+            ids.append(id)
+            parts.append(item.value[0])
+
     def _deliver(self, command: DeliverItems) -> None:
         ticket, items, kind = command
         if recorder.active is not None:
@@ -240,11 +261,9 @@ class QueueServer:
         if self._emulated is not None:
             self._emulated.carried_for(ticket.peer, [(item.origin, item.nbytes) for item in items])
         elif not kind and ticket.peer in self._many and len(items[0].value) == 1 and not items[0].again:
-            found = self._delivering.get(ticket.peer)
-            if found is None:
-                found = self._delivering[ticket.peer] = ([], [])
-            found[0].append(ticket.id)
-            found[1].append(items[0].value[0])
+            ids, values = self._delivering.setdefault(ticket.peer, ([], []))
+            ids.append(ticket.id)
+            values.append(items[0].value[0])
             return
         parts = [part for item in items for part in item.value]
         # not `alone`: a consumer may change lent memory and die, and the next one must get it unchanged
@@ -277,6 +296,10 @@ class QueueServer:
             dead = [(key, len(self._queue.undeliverable(key))) for key in self._queue.in_use()]
             answer = (*answer, [(key, count) for key, count in dead if count])
         self._send(peer, frames.Ok(frame.id), [_pack(answer), *parts])
+
+
+def _size(part: Buffer) -> int:
+    return len(part) if type(part) is bytes else memoryview(part).nbytes
 
 
 def _described(command: DeliverItems) -> Any:

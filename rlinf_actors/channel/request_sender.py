@@ -26,8 +26,8 @@ MOST = 1024
 FULL = 256 << 10
 """Bytes of items after which a frame takes no further put."""
 
-_Waiting = Union[tuple[bytes, int], tuple[bytes, int, float, Buffer], int]
-"""A get (key, number), a put (key, number, weight, item), or the number of a get whose item is acknowledged."""
+Waiting = Union[tuple[bytes, int], tuple[bytes, int, float, Buffer]]
+"""A get (key, number) or a put (key, number, weight, item)."""
 
 
 class RequestSender:
@@ -50,27 +50,25 @@ class RequestSender:
         self.arrived: set[int] = set()
         self._soon = soon
         self._lock = lock
-        self._waiting: collections.deque[_Waiting] = collections.deque()
+        self._waiting: collections.deque[Waiting] = collections.deque()
+        self._acknowledged: collections.deque[int] = collections.deque()
         self._due = False
 
     def put(self, put: Put) -> None:
         """Send a put, and register it for the host's answer."""
         peer, parts = self.peer, put.parts
         alone = not peer.pending
+        put._by_loop = not alone  # as of a get
         put.call = peer.open(put)
         if put.span:
             trace_sent(put)
-        if put.done():
+        if put._finished:
             return  # the host is gone
         if put.nowait or len(parts) != 1 or put.nbytes >= BIG:
             frame = frames.ChannelPut(put.call, put.key, put.weight, put.nowait, True)
             self.send(frame, parts, now=alone, give=True)
         else:
-            self._add((put.key, put.call, put.weight, parts[0]), alone)
-
-    def get(self, key: bytes, call: int, alone: bool) -> None:
-        """Send the get number *call*. *alone*: True if no other request of this process to this host is under way."""
-        self._add((key, call), alone)
+            self.add((put.key, put.call, put.weight, parts[0]), alone)
 
     def acknowledge(self, call: int) -> None:
         """Tell the host that user code has the item that it delivered for request number *call*.
@@ -79,15 +77,20 @@ class RequestSender:
         """
         pending, arrived = self.peer.pending, self.arrived
         arrived.discard(call)
-        under_way = len(pending) - (call in pending)  # the loop may not have removed this one yet
-        self._add(call, not under_way and not arrived)
+        if not arrived and not len(pending) - (call in pending):  # the loop may not have removed this one yet
+            self.send(frames.ChannelAck([call]), now=True)
+            return
+        self._acknowledged.append(call)
+        if not self._due:
+            self._due = True
+            self._soon(self.flush)
 
     def send(
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, give: bool = False
     ) -> None:
         """Send a frame behind all earlier requests. *now* and *give* are those of `Peer.send`."""
         with self._lock:
-            if self._waiting:
+            if self._waiting or self._acknowledged:
                 self._send_waiting()
             self.peer.send(frame, parts, now=now, give=give)
 
@@ -97,8 +100,9 @@ class RequestSender:
         with self._lock:
             self._send_waiting()
 
-    def _add(self, request: _Waiting, alone: bool) -> None:
-        if alone and not self._waiting and self._lock.acquire(blocking=False):
+    def add(self, request: Waiting, alone: bool) -> None:
+        """Send a request. *alone*: True if no other request of this process to this host is under way."""
+        if alone and not self._waiting and not self._acknowledged and self._lock.acquire(blocking=False):
             try:
                 if not self._waiting:
                     self._send_run([request], now=True)
@@ -112,15 +116,13 @@ class RequestSender:
 
     def _send_waiting(self) -> None:
         """Send all waiting requests in as few frames as possible. The caller holds the lock."""
-        waiting: list[Any] = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        acknowledged = [request for request in waiting if type(request) is int]
+        acknowledged, requests = self._acknowledged, self._waiting
+        waiting: list[Any] = [requests.popleft() for _ in range(len(requests))]
         if acknowledged:  # before later requests: items that user code has must not count as waiting
-            self._send_run(acknowledged)
+            self.peer.send(frames.ChannelAck([acknowledged.popleft() for _ in range(len(acknowledged))]))
         run: list[Any] = []
         size, key, kind = 0, b"", 0
         for request in waiting:
-            if type(request) is int:
-                continue
             if len(request) != kind or request[0] != key or len(run) >= MOST or size >= FULL:
                 self._send_run(run)
                 run, size, key, kind = [], 0, request[0], len(request)
@@ -130,14 +132,12 @@ class RequestSender:
         self._send_run(run)
 
     def _send_run(self, run: Sequence[Any], now: bool = False) -> None:
-        """Send acknowledgements, or gets or puts of one key."""
+        """Send gets or puts of one key."""
         if not run:
             return
         send = self.peer.send
         first = run[0]
-        if type(first) is int:
-            send(frames.ChannelAck(list(run)), now=now)
-        elif len(first) == 2:
+        if len(first) == 2:
             if len(run) > 1 and self.many:
                 send(frames.ChannelGets([call for _, call in run], first[0]))
                 return

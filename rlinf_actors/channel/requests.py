@@ -1,8 +1,8 @@
 """The requests of a process to a channel's host: puts, gets, batches, takes and queries.
 
 A request is made, and its arguments are checked, before the host of its key is known. `begin` sends the request when
-the host is known: on the caller's thread, or on the I/O thread if the host was not known yet. Answers arrive on the I/O
-thread; the thread that waits unpickles them.
+the host is known: on the caller's thread, or on the I/O thread if the host was not known yet. Answers arrive on any
+thread that reads the sockets (`net.reading`); the thread that waits for the item unpickles it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import asyncio
 import functools
 import traceback
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import msgspec
 
 from rlinf_actors.channel.answers import decoded_or_error, too_old, undeliverable
-from rlinf_actors.channel.commands import ERROR_CHARS
 from rlinf_actors.channel.key_encoding import key_bytes
 from rlinf_actors.channel.put_window import Put
+from rlinf_actors.channel.queue_commands import ERROR_CHARS
 from rlinf_actors.channel.request_sender import RequestSender
 from rlinf_actors.channel.request_spans import trace_request
 from rlinf_actors.channel.results import PendingGet, PendingTake, UndeliverableItem, Withdrawable
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ConnectionLostError
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.runtime.future import AsyncWork, finish_all
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames, payload
@@ -74,10 +74,11 @@ class Get(PendingGet[Any], Withdrawable):
         self.channel, self.sender = channel, sender
         peer = sender.peer
         alone = not peer.pending
-        self.call = peer.open(PendingAnswer(self, channel))
-        if not self.done():
+        self._by_loop = not alone  # the answers to many come together, and the loop takes them in meanwhile
+        self.call = peer.open(PendingAnswer(self))
+        if not self._finished:
             if self.frame is None:
-                sender.get(self.key, self.call, alone)
+                sender.add((self.key, self.call), alone)
             else:
                 sender.send(self.frame(self.call), now=alone)
         self._was_sent()
@@ -155,49 +156,61 @@ class DrainUndeliverable(Get):
         return undeliverable(self.name, self.peer, self.key, arrived, payload.decode), False
 
 
-class PendingAnswer:
-    """The entry of a get or a query in the table of pending calls of its host's Peer; it gets the host's answer.
+class PendingAnswer(weakref.ref[Get]):
+    """The entry of a get in the table of pending calls of its host's Peer; it gets the host's answer.
 
-    The entry refers weakly to a get, so that a get that the caller drops is cancelled.
+    The entry refers weakly to the get, so that a get that the caller drops is cancelled.
     """
 
-    __slots__ = ("_channel", "_work")
-
-    def __init__(self, work: Get | Query, channel: RemoteChannel) -> None:
-        self._channel = channel
-        self._work = reference(work)
+    __slots__ = ()
+    anywhere = True
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Complete the request with the host's answer. Loop thread only.
+        """Complete the get with the host's answer. Any thread.
 
         Return True, which removes the entry from the table, because a request has only one answer.
         """
-        work = self._work()
-        if work is None:
+        get = self()
+        if get is None:
             return True  # dropped: its destructor has told the host
         if type(frame) is frames.Raised:
-            work.reject(self._channel.refusal(frame, work, parts))
-            return True
-        if type(frame) is frames.ChannelItems:
-            sender = work.sender
-            sender.many = work.bare = True
-            sender.arrived.add(work.call)  # first: the thread that waits may take the item at once
-            if not work.resolve(parts):
-                sender.arrived.discard(work.call)  # cancelled just now
+            get.reject(get.channel.refusal(frame, get, parts))
         else:
-            work.resolve(parts)
+            get.resolve(parts)
         return True
 
+    @staticmethod
+    def answer_all(answered: Sequence[tuple[PendingAnswer, AuthenticatedParts]], frame: frames.AnyFrame) -> None:
+        """Complete several gets of one channel with their items. Any thread."""
+        gets, items = [], []
+        for entry, item in answered:
+            get = entry()
+            if get is not None:
+                get.bare = True
+                gets.append(get)
+                items.append(item)
+        if not gets:
+            return
+        sender = gets[0].sender
+        sender.many = True
+        sender.arrived.update([get.call for get in gets])  # first: the threads that wait may take the items at once
+        finish_all(gets, items)
+        for get in gets:
+            if get._error is not None:
+                sender.arrived.discard(get.call)  # cancelled just now
+
     def fail(self, error: Exception) -> None:
-        work = self._work()
-        if work is not None:
-            work.reject(self._channel.gone(error))
+        get = self()
+        if get is not None:
+            get.reject(get.channel.gone(error))
 
 
 class Query(AsyncWork[Any]):
     """A question to one host that changes no item. *decode* makes the result from the host's Peer and the answer."""
 
+    channel: RemoteChannel
     peer: Peer
+    anywhere = True
     _lazy = True
 
     def __init__(
@@ -211,10 +224,21 @@ class Query(AsyncWork[Any]):
         self._decode = decode
 
     def begin(self, channel: RemoteChannel, sender: RequestSender) -> None:
-        self.peer = sender.peer
-        self.call = self.peer.open(PendingAnswer(self, channel))
+        self.channel, self.peer = channel, sender.peer
+        self.call = self.peer.open(self)
         if not self.done():
             sender.send(self.frame(self.call), now=True)  # behind acknowledgements: what user code has does not wait
+
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
+        """Complete the query with the host's answer, and return True. Any thread."""
+        if type(frame) is frames.Raised:
+            self.reject(self.channel.refusal(frame, self, parts))
+        else:
+            self.resolve(parts)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self.reject(self.channel.gone(error))
 
     def _make_result(self, value: AuthenticatedParts) -> Any:
         return _unpack(value[0]) if self._decode is None else self._decode(self.peer, value)

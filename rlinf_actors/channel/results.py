@@ -65,12 +65,10 @@ class PendingGet(AsyncWork[T]):
     Subclasses implement `_decode`, `_acknowledge` and `_give_back`.
     """
 
+    redelivered = False
     _lazy = True
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.redelivered = False
-        self._taken = False
+    _by_loop = True
+    _taken = False
 
     def _decode(self, arrived: Any) -> tuple[T, bool]:
         """Return the received value, and True if the item, or an item of the batch, was delivered before.
@@ -125,8 +123,9 @@ class PendingGet(AsyncWork[T]):
             raise
 
     def __del__(self) -> None:
-        super().__del__()
-        if not self._taken and self._error is None:
+        if self._error is not None:
+            super().__del__()
+        elif not self._taken:
             self._give_back(True)
 
 
@@ -206,7 +205,7 @@ class Take(Generic[T]):
     def _start(self) -> PendingTake[T]:
         if self._pending is not None:
             raise UsageError(f"this take() from channel {self._name!r} was used before: call take() for each item")
-        self._made_in = forks.generation()
+        self._made_in = forks.generation
         self._pending = self._begin()
         return self._pending
 
@@ -218,7 +217,7 @@ class Take(Generic[T]):
         assert self._pending is not None
         if kind is None:
             forks.check(self._made_in)  # a child forked in the block would wait for ever
-        elif self._made_in != forks.generation():
+        elif self._made_in != forks.generation:
             return None  # the item is the parent's
         self._over = True
         if kind is None:

@@ -14,6 +14,7 @@ import dataclasses
 import fcntl
 import importlib.metadata
 import os
+import pwd
 import resource
 import stat
 import subprocess
@@ -22,6 +23,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,17 +31,21 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import leftovers
 from rlinf_actors.cli.doctor_checks import FAIL, WARN, Directory, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
-from rlinf_actors.cli.output import json_option, note, plain, show_json
+from rlinf_actors.cli.output import echo, json_option, note, show_json
 from rlinf_actors.cli.queries import fetch_status
 from rlinf_actors.cli.views import figures_of
-from rlinf_actors.compat import tomllib
-from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.config_files import read_text
+from rlinf_actors.errors import AuthenticationError, ConfigError, RlinfActorsError
 from rlinf_actors.hardware.probe import run_probe
-from rlinf_actors.net.discovery import named, with_client_file
+from rlinf_actors.net.discovery import named, standing_heads, with_client_file
+from rlinf_actors.net.enrolment import PENDING
 from rlinf_actors.net.head_records import parents
 from rlinf_actors.net.host import endpoint_of, route_ip
+from rlinf_actors.net.link import Diagnosis
+from rlinf_actors.net.rpc import KeyRefusedError
 from rlinf_actors.security import keyfile
 from rlinf_actors.settings import CLUSTER_MARK, HEAD, KEEPER, Settings
+from rlinf_actors.toml_text import parse_toml
 from rlinf_actors.version import VERSION
 
 OF_UNITS = "/run/rlinf-agentd"
@@ -70,7 +76,8 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
         except OSError:  # another user's, or just removed
             continue
         pid = held.get((info.st_dev, info.st_ino))
-        if pid is not None and _variable(pid, CLUSTER_MARK) == "":  # else it belongs to a private cluster
+        # else it belongs to a private cluster; only root may read an agentd's environment
+        if pid is not None and not _variable(pid, CLUSTER_MARK) and "--embedded" not in _command(pid).split():
             found[pid] = Agentd(pid, str(lock.parent))
     return list(found.values())
 
@@ -103,6 +110,7 @@ _DISTRIBUTIONS = {
     "msgspec": "msgspec",
     "cloudpickle": "cloudpickle",
     "uvloop": "uvloop",
+    "cryptography": "cryptography",
     "torch": "torch",
 }
 _CONFIG = "/etc/rlinf-actors/agentd.toml"
@@ -117,8 +125,11 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
     report = asyncio.run(run_probe())
     running = agentds(parents(settings))
     cgroups, cgroup_error = _cgroups(settings, running)
-    endpoint = named(head, settings)[0]
-    head_version, head_error = _ask(endpoint, settings) if endpoint else ("", "")
+    heads = standing_heads(settings)
+    endpoint = named(head, settings)[0] or (heads[0].ways[0] if len(heads) == 1 else "")
+    asked = _ask(endpoint, settings) if endpoint else HeadAnswer()
+    mapping = _of_workers(settings).get("users", {})
+    users = {str(name): str(user) for name, user in mapping.items()} if isinstance(mapping, dict) else {}
     return MachineFacts(
         user=os.getuid(),
         python=sys.version_info[:3],
@@ -131,12 +142,23 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         cgroups=cgroups,
+        cipher_error=_cipher_error(),
         cgroup_error=cgroup_error,
         agentd=f"{running[0].pid} in {running[0].run_dir}" if running else "",
+        users=users,
+        unknown_users=[name for name in dict.fromkeys(users.values()) if not _is_user(name)],
+        agentd_user=procfs.user_of(running[0].pid) if running else None,
+        missing=procfs.missing_capabilities(procfs.CHANGES_USERS, running[0].pid if running else "self"),
         clock_synchronized=_is_clock_synchronized(),
         head=endpoint,
-        head_error=head_error,
-        head_version=head_version,
+        head_error=asked.error,
+        head_fix=asked.fix,
+        head_version=asked.version,
+        heads=[record.address for record in heads],
+        key_left_s=asked.key_left_s,
+        closed=asked.closed,
+        num_nodes=asked.num_nodes,
+        joining=[str(path) for path in sorted(keyfile.directory(settings).glob(f"*{PENDING}"))],
         version=VERSION,
         keys=key_files(settings),
         accelerators={one.type: len(one.infos) for one in report.resources},
@@ -225,7 +247,10 @@ def _is_served(template: int) -> bool:
         if argument.endswith("/pkg"):
             with contextlib.suppress(OSError):
                 # through the template's root directory, because a unit may have a /tmp of its own
-                if is_locked(f"/proc/{template}/root{os.path.dirname(argument)}/lock"):
+                run_dir = os.path.dirname(argument).removesuffix(
+                    "-users"
+                )  # of an agentd that starts it as another user
+                if is_locked(f"/proc/{template}/root{run_dir}/lock"):
                     return True
     return False
 
@@ -248,6 +273,13 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _cipher_error() -> str:
+    code = "from rlinf_actors.net.bulk_framing import Cipher; Cipher(bytes(32))"  # a broken library may end the process
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return said[-1] if done.returncode else ""
 
 
 def _shm(path: str) -> tuple[int, int] | None:
@@ -297,17 +329,31 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
     If agentds run (*running*), the directories are those of the first agentd. Otherwise they are those that an agentd
     would use if it were started from this shell.
     """
-    wanted = "auto"
-    file = Path(settings.config_file or _CONFIG)
-    for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
-        # agentd --check-config reports the faults of these files
-        with contextlib.suppress(OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-            wanted = str(tomllib.loads(path.read_text())["workers"]["cgroup"])
+    wanted = str(_of_workers(settings).get("cgroup", "auto"))
     try:
         agentd = running[0].pid if running else None
         return find(wanted, pid=agentd if agentd is None else _keeper_of(agentd) or agentd), ""
     except (OSError, ValueError) as error:  # the agentd has just ended, or the configured directory is wrong
         return Roots(), str(error)
+
+
+def _of_workers(settings: Settings) -> dict[str, Any]:
+    """Return the table [workers] of agentd's configuration files."""
+    found: dict[str, Any] = {}
+    file = Path(settings.config_file or _CONFIG)
+    for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
+        # agentd --check-config reports the faults of these files
+        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+            found.update(parse_toml(read_text(path), str(path))["workers"])
+    return found
+
+
+def _is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _keeper_of(agentd: int) -> int | None:
@@ -318,19 +364,51 @@ def _keeper_of(agentd: int) -> int | None:
     return next((pid for pid in procfs.pids() if path and path in _command(pid).split()), None)
 
 
-def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
-    """Ask the head at *endpoint* for its version. Return the version and ""; if the head cannot be used, return "" and
-    the reason.
-    """
+@dataclass(frozen=True)
+class HeadAnswer:
+    """What the head says; or why it cannot be used, and what to do about that ("" to start the head)."""
+
+    version: str = ""
+    error: str = ""
+    fix: str = ""
+    key_left_s: float | None = None
+    closed: tuple[str, ...] = ()
+    num_nodes: int = 0
+
+
+_BUSY = (Diagnosis.MUTE, Diagnosis.CLOSES, Diagnosis.KEYED, Diagnosis.PLAIN)
+
+
+def fix_of(error: Exception) -> str:
+    """Return what to do about an error of the connection to the head; "" to start the head, or look at the network."""
+    text = str(error)
+    if isinstance(error, KeyRefusedError):
+        return (
+            "the head does not list this user's key: it has expired, was revoked, or was never enrolled. `rlinf-actors "
+            "keys list --all` on the head's machine says which, `rlinf-actors keys enroll` makes another"
+        )
+    if isinstance(error, AuthenticationError):
+        return "use the key of this head; if the head has a new key: `rlinf-actors keys trust KEY`"
+    if any(found.value in text for found in _BUSY):
+        return "it runs, but is busy or stopped: try again, and look at its log (journalctl -u rlinf-head) and its CPU"
+    return ""
+
+
+def _ask(endpoint: str, settings: Settings) -> HeadAnswer:
+    """Ask the head at *endpoint* for its version, and for the time that this user's key has left."""
     try:
         full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
         if full.startswith("tcp://"):
             route_ip(full[6:].rpartition(":")[0].strip("[]"))
-        return fetch_status(full, settings).version, ""
+        status = fetch_status(full, settings)
     except OSError as error:
-        return "", f"there is no route to it: {error.strerror or error}"
+        return HeadAnswer(error=f"there is no route to it: {error.strerror or error}", fix="look at the network")
     except RlinfActorsError as error:
-        return "", str(error)
+        return HeadAnswer(error=str(error), fix=fix_of(error))
+    left = None if status.key_ends_at is None else status.key_ends_at - status.at
+    nodes = [node for node in status.nodes if node.state != "lost"]
+    closed = tuple(node.closed for node in nodes if node.closed)
+    return HeadAnswer(status.version, key_left_s=left, closed=closed, num_nodes=len(nodes))
 
 
 _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
@@ -340,7 +418,7 @@ _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
 @click.option(
     "--head",
     metavar="HOST:PORT",
-    help="Ask this head too. Default: RLINF_HEAD, else the head in the client file, else none.",
+    help="Ask this head too. Default: RLINF_HEAD, else the head in the client file, else the only one here.",
 )
 @json_option
 @click.pass_context
@@ -370,6 +448,6 @@ def _show(findings: list[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         word = click.style(finding.status.upper(), fg=_COLORS[finding.status], bold=finding.status != "pass")
-        click.echo(f"{word}  {finding.check.ljust(width)}  {plain(finding.text)}", color=colored)
+        echo(f"  {finding.check.ljust(width)}  {finding.text}", lead=word, color=colored)
         if finding.fix and finding.status in (WARN, FAIL):
-            click.echo(f"{' ' * (width + 8)}fix: {finding.fix}")
+            echo(f"{' ' * (width + 8)}fix: {finding.fix}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cli.output import mib
+from rlinf_actors.cli.output import mib, seconds
 from rlinf_actors.cli.views import Figures
+from rlinf_actors.head.key_registry import WARNINGS_S
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 
@@ -79,12 +80,23 @@ class MachineFacts:
     files: tuple[int, int]  # soft and hard limit of open files
     memlock: int  # soft limit of locked memory in bytes, -1 for no limit
     cgroups: Roots  # directories in which workers' cgroups can be made
+    cipher_error: str = ""  # why the installed package cryptography cannot encrypt, "" if it can
     cgroup_error: str = ""  # why the configured cgroup directory cannot be used
     agentd: str = ""  # the running agentd that `cgroups` belongs to, as PID in RUN_DIR; "" if no agentd runs
+    users: Mapping[str, str] = field(default_factory=dict)  # user of each driver's workers, from agentd.toml
+    unknown_users: Sequence[str] = ()  # those of `users` that do not exist here
+    agentd_user: int | None = None  # uid of the running agentd, None if no agentd runs
+    missing: Sequence[str] = ()  # capabilities that the running agentd, or this shell, lacks to change users
     clock_synchronized: bool | None = None  # None if not known
     head: str = ""  # the configured head
     head_error: str = ""  # why the configured head cannot be used
+    head_fix: str = ""  # what to do about head_error, "" to start the head
     head_version: str = ""
+    heads: Sequence[str] = ()  # the standing heads of this machine that this user may ask, by address
+    key_left_s: float | None = None  # seconds until this user's key ends, None for never or if no head says it
+    closed: Sequence[str] = ()  # why this user may not launch on nodes of the cluster, one text for each such node
+    num_nodes: int = 0  # number of nodes of the cluster that are there
+    joining: Sequence[str] = ()  # files that an interrupted `keys join` has left
     version: str = ""  # of this package
     keys: Sequence[KeyOnDisk] = ()
     accelerators: dict[str, int] = field(default_factory=dict)  # number of accelerators by type
@@ -118,9 +130,30 @@ def python(machine: MachineFacts) -> list[Finding]:
         )
     else:
         found.append(Finding("uvloop", PASS, f"uvloop {machine.modules['uvloop']}"))
+    found.append(_cryptography(machine))
     torch = machine.modules.get("torch")
     text = f"torch {torch}" if torch else "torch is not installed; only workers that use it need it"
     return [*found, Finding("torch", PASS, text)]
+
+
+def _cryptography(machine: MachineFacts) -> Finding:
+    version = machine.modules.get("cryptography")
+    if version is not None and not machine.cipher_error:
+        return Finding("cryptography", PASS, f"cryptography {version}")
+    text = (
+        f"cryptography {version} cannot be used ({machine.cipher_error})"
+        if version
+        else "cryptography is not installed"
+    )
+    if not machine.keys:
+        return Finding("cryptography", PASS, f"{text}; only clusters with keys need it")
+    again = "--force-reinstall " if version else ""
+    return Finding(
+        "cryptography",
+        WARN,
+        f"{text}: large arrays travel by the slower connections of calls between nodes of a cluster with keys",
+        f"{machine.interpreter} -m pip install {again}cryptography; also for other interpreters of workers",
+    )
 
 
 def run_directories(machine: MachineFacts) -> list[Finding]:
@@ -218,15 +251,25 @@ def clock(machine: MachineFacts) -> list[Finding]:
 
 
 def head(machine: MachineFacts) -> list[Finding]:
+    here = f"these heads run here: {', '.join(machine.heads)}" if machine.heads else ""
     if not machine.head:
-        return [Finding("head", PASS, "no head is configured: scripts start a private cluster")]
+        text = "no head is configured: scripts start a private cluster"
+        return [Finding("head", PASS, f"{text}; {here}" if here else text)]
     if machine.head_error:
         fix = f"start it (agentd --head --listen {machine.head}), look at the firewall, or unset RLINF_HEAD"
+        fix = machine.head_fix or (f"correct the address ({here}), or {fix}" if here else fix)
         return [Finding("head", FAIL, f"the head at {machine.head}: {machine.head_error}", fix)]
     if machine.head_version != machine.version:
         text = f"the head at {machine.head} is version {machine.head_version}, this is {machine.version}"
-        return [Finding("head", WARN, text, f"pip install rlinf-actors=={machine.head_version}")]
+        return [Finding("head", WARN, text, f"install rlinf-actors {machine.head_version} here")]
     return [Finding("head", PASS, f"the head at {machine.head} answers (version {machine.head_version})")]
+
+
+def admission(machine: MachineFacts) -> list[Finding]:
+    if machine.closed and len(machine.closed) == machine.num_nodes:
+        fix = "have this driver added to [admit] drivers in agentd.toml of a node, or its key's nodes extended"
+        return [Finding("admission", WARN, f"no node admits this user's workers: {machine.closed[0]}", fix)]
+    return [Finding("admission", PASS, text) for text in machine.closed]
 
 
 def keys(machine: MachineFacts) -> list[Finding]:
@@ -239,6 +282,13 @@ def keys(machine: MachineFacts) -> list[Finding]:
         elif key.error:
             fix = "copy it again, or move it away and use a new join token"
             found.append(Finding("keys", FAIL, f"{key.path} {key.error}", fix))
+    for path in machine.joining:
+        fix = "run it again with the same token, or with a new one (`rlinf-actors keys enroll` on the head's machine)"
+        found.append(Finding("keys", WARN, f"`rlinf-actors keys join` was interrupted, and left {path}", fix))
+    if machine.key_left_s is not None and machine.key_left_s < WARNINGS_S[0]:
+        text = f"the key by which this user reaches the head ends in {seconds(machine.key_left_s)}"
+        fix = "on the head's machine: `rlinf-actors keys enroll NAME --replace`; here: `rlinf-actors keys join TOKEN`"
+        found.append(Finding("keys", WARN, text, fix))
     names = [key.whose for key in machine.keys if key.whose]
     text = f"keys of {', '.join(names)}" if names else "no keys: clusters on this machine only"
     return found or [Finding("keys", PASS, text)]
@@ -267,6 +317,29 @@ def running(machine: MachineFacts) -> list[Finding]:
     return [Finding("processes", PASS, f"{text}: {used}")]
 
 
+def users(machine: MachineFacts) -> list[Finding]:
+    found = [
+        Finding(
+            "users",
+            FAIL,
+            f"users in [workers] of agentd.toml names {name!r}, who does not exist here",
+            f"useradd {name}",
+        )
+        for name in machine.unknown_users
+    ]
+    who = f"agentd {machine.agentd}" if machine.agentd else "an agentd started from this shell"
+    if machine.users and machine.missing:
+        text = f"{who} cannot start workers as the users in agentd.toml: it lacks {', '.join(machine.missing)}"
+        fix = "use rlinf-agentd.service (rlinf-actors units install), or start agentd as root"
+        found.append(Finding("users", FAIL, text, fix))
+    if machine.agentd_user == 0 and not machine.users:
+        text = f"{who} runs as root, and so do all workers of all drivers"
+        fix = "map drivers to users by users in [workers] of agentd.toml, or use rlinf-agentd@USER.service"
+        found.append(Finding("users", WARN, text, fix))
+    text = "each driver's workers run as a user of their own" if machine.users else "all workers run as agentd's user"
+    return found or [Finding("users", PASS, text)]
+
+
 def leftovers(machine: MachineFacts) -> list[Finding]:
     found = [
         Finding("leftover_run_dir", WARN, f"no agentd uses {path} any more", f"rm -r {path}") for path in machine.stale
@@ -287,5 +360,6 @@ def leftovers(machine: MachineFacts) -> list[Finding]:
 
 
 CHECKS: tuple[Callable[[MachineFacts], list[Finding]], ...] = (
-    python, run_directories, shared_memory, limits, cgroups, clock, head, keys, accelerators, running, leftovers,
+    python, run_directories, shared_memory, limits, cgroups, clock, head, admission, keys, accelerators, running,
+    users, leftovers,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlinf_actors.cli.output import note
+from rlinf_actors.cli.output import echo, note
 from rlinf_actors.dropin import door
 from rlinf_actors.dropin.check import check, python_files
 from rlinf_actors.errors import UsageError
@@ -66,7 +66,7 @@ def dropin(change: str | None, checked: Path | None, command: tuple[str, ...]) -
 def _check(path: Path) -> None:
     findings = check(path)
     for finding in findings:
-        click.echo(finding)
+        echo(finding)
     hit = len({finding.path for finding in findings})
     note(f"{len(findings)} names in {hit} of {len(python_files(path))} Python files are not served")
     click.get_current_context().exit(1 if findings else 0)

@@ -44,7 +44,8 @@ _CODES = {"authentication": PERMISSION, "usage": USAGE, "config": CHOICE}
 class _StopParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+        say(f"{self.prog}: {message}")
+        self.exit(USAGE)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -124,10 +125,10 @@ def _release(options: argparse.Namespace) -> int:
     if options.as_json:
         print_json({"head": target.address, "lifted": answer.lifted, **summary(answer)})
     elif answer.lifted:
-        print(f"LIFTED       {target.address}: {answer.lifted}", flush=True)
+        say(f"LIFTED       {target.address}: {answer.lifted}", sys.stdout)
     else:
         what = "nothing was in force that this lifts" if answer.lifted == "" else "an earlier version does not say what"
-        print(f"LIFTED       {target.address}: {what}", flush=True)
+        say(f"LIFTED       {target.address}: {what}", sys.stdout)
     for line in answer.stopped:
         say(f"still in force: {line}")
     if not answer.stopped:

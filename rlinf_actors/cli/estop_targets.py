@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, TextIO, Union
 
 import msgspec
 
@@ -296,7 +296,7 @@ class Report:
 
     def _line(self, text: str) -> None:
         if not self._as_json:
-            print(printable(text, len(text)), flush=True)
+            say(text, sys.stdout)
 
 
 def _cluster(target: StopTarget) -> dict[str, Any]:
@@ -321,9 +321,9 @@ def summary(answer: EStopped) -> dict[str, Any]:
 # --- output ---
 
 
-def say(text: str) -> None:
-    """Print *text* on stderr, for people."""
-    print(printable(text, len(text)), file=sys.stderr, flush=True)
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print *text*, a line for people, on *stream*, by default stderr."""
+    print(printable(text, len(text)), file=stream or sys.stderr, flush=True)
 
 
 def print_json(data: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -12,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from rlinf_actors.cli.output import note
+from rlinf_actors.cli.output import echo, json_line, note, plain
 from rlinf_actors.cli.queries import expected, find_head, head_option, observing
 from rlinf_actors.cluster.event_stream import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
@@ -67,7 +66,7 @@ def events(
     def show(answer: Events, found: list[ClusterEvent]) -> bool:
         for event in found:
             if not since[1] or event.at >= answer.at - since[1]:
-                click.echo(json.dumps(event_dict(event), ensure_ascii=False) if as_json else event_line(event))
+                echo(json_line(event_dict(event)) if as_json else event_line(event))
         return follow or answer.more
 
     read_events(head, cursor, follow, show)
@@ -114,7 +113,10 @@ def read_events(
 def event_line(event: ClusterEvent) -> str:
     at = datetime.fromtimestamp(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     tail = event.exit.stderr_tail if event.kind == "worker_died" and event.exit is not None else []
-    lines = [f"{at}  {event.seq:>5}  {event.kind:<19}  {event.text}", *(f"    {line}" for line in tail)]
+    lines = [
+        f"{at}  {event.seq:>5}  {plain(event.kind):<19}  {plain(event.text)}",
+        *(f"    {plain(line)}" for line in tail),
+    ]
     return "\n".join(lines)
 
 

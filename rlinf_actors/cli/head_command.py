@@ -20,6 +20,8 @@ from msgspec.structs import replace
 from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.head import state_place
+from rlinf_actors.head.audit import AuditLog
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import HeadStore, own_keys
@@ -27,6 +29,7 @@ from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.socket_security import Security, key_at
+from rlinf_actors.procfs import forbid_dumps
 from rlinf_actors.security.keyfile import KeyFile, who
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.service_manager import DaemonStderr, Manager
@@ -52,7 +55,8 @@ STOP_S = 30.0
 @click.option(
     "--state-dir",
     metavar="DIR",
-    help="Directory for what a restarted head must know. Default: one per port; none for port 0.",
+    help="Directory for what a restarted head must know. Default: one per port below $XDG_STATE_HOME/rlinf-actors, "
+    "else /var/lib/rlinf-actors (root) or ~/.local/state/rlinf-actors; none for port 0.",
 )
 @json_option
 @click.pass_context
@@ -67,6 +71,7 @@ def head(
     if context.invoked_subcommand is not None:
         return
     unit = Unit.load()
+    forbid_dumps()  # before the key is read
     DaemonStderr("rlinf-actors head", sys.stderr, unit.journal_stream).set_up_logging()
     settings = Settings.load()
     where, said_by = (listen, "--listen") if listen else (settings.listen or DEFAULT, LISTEN)
@@ -75,7 +80,8 @@ def head(
         raise ConfigError(f"is {where!r}; it must be HOST:PORT, e.g. {DEFAULT}", path=said_by)
     fault_injection.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
-    directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
+    given = state_dir or settings.state_dir
+    directory = state_place.named(given) if given else _default_state_dir(settings, int(port))
     endpoint = endpoint_of(where, said_by)
     key = key_at(endpoint, settings, "head", insecure=insecure)
     manager = Manager(unit.notify_socket, unit.watchdog_s)
@@ -121,8 +127,11 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
     """
     if not port:
         return None
-    parent = settings.run_dir or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}")
+    found = state_place.default_state_dir(f"head-{port}", os.environ)
+    for parent in (settings.run_dir, os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
+        if parent:  # places of earlier versions, which reboots empty
+            state_place.take_over(os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}"), found)
+    return found
 
 
 async def _serve(
@@ -155,6 +164,7 @@ async def _serve(
             network,
             timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
             store=HeadStore(state_dir) if state_dir is not None else None,
+            audit=AuditLog(state_dir) if state_dir is not None else None,
             own=own,
             on_end=lambda reason: end(reason, True),
         )

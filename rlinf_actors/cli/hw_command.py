@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from rlinf_actors.cli.output import json_option, note, show_fields, show_json, show_table, size
+from rlinf_actors.cli.output import echo, json_option, note, show_fields, show_json, show_table, size
 from rlinf_actors.errors import UsageError
 from rlinf_actors.hardware.child_process import fault_of, run_child
 from rlinf_actors.hardware.probe import run_probe
@@ -46,7 +46,7 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
     if as_json:
         show_json(scan_dict(report, found))
     elif as_toml:
-        click.echo(toml_of(report, found), nl=False)
+        echo(toml_of(report, found), nl=False)
     else:
         _show(report, found)
 
@@ -61,7 +61,7 @@ async def scan_robots(timeout_s: float) -> RobotScan:
         return RobotScan(faults=[fault])
     try:
         return msgspec.json.decode(end.output, type=RobotScan)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # an SDK may have ended the process, or written there
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # an SDK may have ended or written there
         return RobotScan(faults=[f"the scan for robots left no readable report ({error}): {end.output[:80]!r}"])
 
 
@@ -138,7 +138,7 @@ def _show(report: ProbeReport, robots: RobotScan | None) -> None:
             "network": ", ".join(f"{name} {ip}" for name, ip in report.interfaces.items()) or "-",
         }
     )
-    click.echo()
+    echo()
     accelerators = [_flat(info) for resource in report.resources for info in resource.infos]
     show_table(
         ("TYPE", "INDEX", "MODEL", "MEMORY", "NUMA", "BUS", "BUSY", "TEMP", "UUID"),
@@ -185,7 +185,7 @@ def _show_robots(robots: RobotScan) -> None:
 
 def _section(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
     if rows:
-        click.echo()
+        echo()
     show_table(headings, rows, empty)
 
 

@@ -1,172 +1,59 @@
 """`rlinf-actors keys`: the keys of a cluster on several machines. See docs/how-to/set-up-keys.md.
 
-The first functions send a request to a head that has the list of keys: as administrator (`administer`), as holder of a
-join token (`as_holder`), or as a node or driver with its own key (`as_member`). With --state-dir, `administer` changes
-the stored list of a head that does not run. The commands follow.
-
 A key file is written before its key is sent to the head, and removed only if the head certainly refused the key: a
 listed key without a file would lock its owner out.
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
 import re
 import sys
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import click
 import msgspec
 
-from rlinf_actors.cli.output import Amount, json_option, note, seconds, show, show_fields, show_json, show_table, warn
-from rlinf_actors.cli.queries import TIMEOUT_S, ask_head, expected, find_head, head_option, observing
+from rlinf_actors.cli.key_requests import administer, as_member, join_address
+from rlinf_actors.cli.output import (
+    Amount,
+    Days,
+    echo,
+    json_option,
+    note,
+    seconds,
+    show,
+    show_fields,
+    show_json,
+    show_table,
+    warn,
+)
+from rlinf_actors.cli.queries import head_option
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
-from rlinf_actors.head.commands import Command, LogEvent, Persist, Refused
-from rlinf_actors.head.key_registry import TOKEN_S, KeyRegistry
-from rlinf_actors.head.store import FILE, HeadStore, own_keys
-from rlinf_actors.net.discovery import client_settings
-from rlinf_actors.net.host import endpoint_of, split_address
-from rlinf_actors.net.rpc import KeyRefusedError, refusal
+from rlinf_actors.head.key_registry import TOKEN_S, ends_at
+from rlinf_actors.net import enrolment
+from rlinf_actors.net.host import split_address
+from rlinf_actors.net.socket_security import is_loopback
 from rlinf_actors.security import job, keyfile
-from rlinf_actors.security.job import PATH, JoinToken
+from rlinf_actors.security.job import JoinToken
 from rlinf_actors.security.keyfile import KeyFile, who
-from rlinf_actors.security.keyfile import find as find_key
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import check_name, check_public, fingerprint
-from rlinf_actors.settings import Settings
-from rlinf_actors.wire.client_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
-from rlinf_actors.wire.control_codec import Body, Failed
-
-Question = Union[AddKey, GetKeys, RevokeKey]
-WILDCARDS = ("0.0.0.0", "::", "*")
-
-
-def administer(head: str | None, state_dir: str | None, question: Question) -> Keys:
-    """Send an administrator's request about keys to the head that --head names, and return the answer. Blocks.
-
-    If *state_dir* is given, no head is asked: the request is applied to the stored state of a head in that directory.
-    The head must not be running.
-    """
-    settings = client_settings()
-    if state_dir is not None:
-        if head is not None:
-            raise UsageError(
-                "--head asks a running head, --state-dir changes the list of one that does not run: give one of them"
-            )
-        note(f"no head is asked: the head with state in {state_dir} will have this list when it starts")
-        return asyncio.run(_offline(state_dir, settings, question))
-    try:
-        endpoint = find_head(head, settings)
-    except ConfigError as error:
-        raise ConfigError(f"{error}. For a head that does not run, give its state directory by --state-dir") from None
-    return ask_head(endpoint, question, Keys)[1]
-
-
-def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
-    """Send *question* to the head that the join token *token* names, as the holder of that token. Return the answer.
-    Blocks.
-
-    Raise AuthenticationError if the token is not valid, or if the head's key is not the key in the token.
-    """
-    key = KeyFile(token.role, token.name, token.pair, token.head)
-    try:
-        return _ask_by(key, endpoint_of(token.address, PATH), question)
-    except KeyRefusedError:
-        raise AuthenticationError(
-            f"the head at {token.address} refused this join token of {token.role} {token.name!r}: it was used already, "
-            f"has expired (15 minutes after it was made), or was revoked. Make another one there: "
-            f"rlinf-actors keys enroll {token.name}{' --driver' if token.role == 'driver' else ''}"
-        ) from None
-
-
-def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
-    """Send *question*, the request for a new key, to the head, as the node or driver that has the key *key* now. Return
-    the answer. *head* is the value of --head; the head must have a TCP address. Blocks.
-    """
-    endpoint = find_head(head, client_settings())
-    if not endpoint.startswith("tcp://"):
-        raise ConfigError("a member changes its key over TCP: give the head's HOST:PORT by --head")
-    return _ask_by(key, endpoint, question)
-
-
-def _ask_by(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
-    async def ask() -> Enrolled:
-        async with observing(endpoint, Settings.load(), key) as client:
-            return expected(await client.request(question, TIMEOUT_S, first=True), Enrolled)
-
-    return asyncio.run(ask())
-
-
-def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
-    """Return the HOST:PORT at which the machine *name* reaches the head: *given*, the value of --address. If *given* is
-    None, ask the head for its addresses (*head* and *state_dir* as for `administer`), and return the first usable one.
-
-    Blocks. Raise ConfigError if the head does not listen on TCP, or if it only has a wildcard address such as 0.0.0.0,
-    which no other machine can connect to.
-    """
-    if given is not None:
-        host, port = split_address(given, "--address")
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    listens = administer(head, state_dir, GetKeys()).listens
-    for endpoint in listens:
-        if split_address(endpoint, "the head")[0] not in WILDCARDS:
-            return endpoint.removeprefix("tcp://")
-    if listens:
-        raise ConfigError(
-            f"the head listens on every address ({listens[0].removeprefix('tcp://')}): say which {name} can reach",
-            path="--address",
-        )
-    raise ConfigError("the head does not listen on TCP: start it with --listen HOST:PORT")
-
-
-async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
-    """Apply an administrator's request about keys to the stored state of a head that does not run. A lock keeps a
-    head from starting with this state meanwhile.
-    """
-    own = own_keys(find_key(settings, "head"), settings)
-    if not (Path(state_dir) / FILE).exists():
-        note(f"{state_dir} has no state of a head yet")
-    try:
-        store = HeadStore(state_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{error}. To ask a running head, leave --state-dir out") from None
-    try:
-        out: list[Command] = []
-        registry = KeyRegistry(out.append, store.remembered, own, lambda keys, why: None)
-        try:
-            now = time.time()
-            registry.begin(now)
-            registry.tick(now)
-            if isinstance(question, AddKey):
-                changed = [registry.add(question, question.by, now)]
-            elif isinstance(question, RevokeKey):
-                changed = registry.revoke(question, question.by, now)
-            else:
-                changed = registry.all()
-        except Refused as refused:
-            raise refusal(Failed(0, refused.kind, refused.text, [], refused.path)) from None
-        registry.flush()
-        changes = [command.change for command in out if isinstance(command, Persist)]
-        if changes:
-            written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            store.write(changes, written.set_result)
-            if not await written:
-                raise OSError(store.trouble)
-        for record in (command for command in out if isinstance(command, LogEvent)):
-            note(record.text)
-        return Keys(changed, own.public, [], time.time())
-    finally:
-        store.close()
+from rlinf_actors.settings import KEY_FILE, Settings
+from rlinf_actors.wire.key_messages import AddKey, GetKeys, KeyLimits, KeyState, RevokeKey, RotateKey
 
 
 def key_dict(key: KeyState) -> dict[str, Any]:
     """Return the JSON object of a key, as `keys list --json` prints it. Its keys are stable; new ones may be added.
     Times are in seconds since 1970.
     """
-    return {"state": state_of(key), **msgspec.structs.asdict(key)}
+    fields = msgspec.structs.asdict(key)
+    limits = msgspec.structs.asdict(fields.pop("limits"))
+    return {"state": state_of(key), **fields, **limits}
 
 
 def state_of(key: KeyState) -> str:
@@ -182,11 +69,24 @@ def state_of(key: KeyState) -> str:
 
 def row_of(key: KeyState, at: float) -> tuple[str, ...]:
     """Return the cells of a key's row in the table of `keys list`. *at* is the head's time in seconds since 1970."""
-    ends = "-" if key.expires_at is None else f"in {seconds(key.expires_at - at)}"
+    left = ends_at(key) - at
+    ends = "-" if math.isinf(left) else f"in {seconds(left)}"
     if key.ended_at is not None:
         ends = f"{seconds(at - key.ended_at)} ago: {key.why}"
     listed = time.strftime("%Y-%m-%d %H:%M", time.localtime(key.added_at))
-    return key.name, key.role, state_of(key), fingerprint(key.public), listed, key.added_by, ends
+    user = key.limits.user or "-"
+    limits = [*(f"@{group}" for group in key.limits.groups), *key.limits.nodes]
+    return (
+        key.name,
+        key.role,
+        user,
+        ", ".join(limits) or "-",
+        state_of(key),
+        fingerprint(key.public),
+        listed,
+        key.added_by,
+        ends,
+    )
 
 
 dir_option = click.option(
@@ -244,6 +144,22 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
     "--address", metavar="HOST:PORT", help="Address at which the machine reaches the head. Default: the head's own."
 )
 @click.option("--file", "file", metavar="FILE", help="Write a key file to copy there, instead of a join token.")
+@click.option("--user", metavar="USER", help="The user as whom agentd runs on the node. Default: who uses the token.")
+@click.option("--expires", type=Days(), metavar="90d", help="When the key expires: 90d, 12h. Default: never.")
+@click.option("--replace", "replaces", is_flag=True, help="Replace a valid key of NAME, which stays valid for a day.")
+@click.option(
+    "--nodes",
+    multiple=True,
+    metavar="PATTERN",
+    help="With --driver: launch only on nodes whose name fits, or with LABEL=VALUE their label. May be repeated.",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    help="With --driver: a group of drivers, which nodes admit as @GROUP. May be repeated.",
+)
 @state_option
 @head_option
 @json_option
@@ -252,6 +168,11 @@ def enroll(
     driver: bool,
     address: str | None,
     file: str | None,
+    user: str | None,
+    expires: float | None,
+    replaces: bool,
+    nodes: tuple[str, ...],
+    groups: tuple[str, ...],
     state_dir: str | None,
     head: str | None,
     as_json: bool,
@@ -262,29 +183,47 @@ def enroll(
     The token is a secret until it is used: send it where others cannot read it.
     """
     check_name(name, "NAME")
+    if driver and user:
+        raise UsageError("--user is for nodes: a driver's key is a file of its user")
+    if not driver and (nodes or groups):
+        raise UsageError("--nodes and --group are for drivers: give --driver too")
     pair, role = KeyPair.make(), "driver" if driver else "agent"
     if file is not None and Path(file).exists():
         raise UsageError(f"{file} is there already")
     if file is None and address is None and state_dir is not None:
         raise UsageError("--state-dir needs --address: the address at which the head will listen")
     where = "" if file is not None else join_address(head, state_dir, address, name)
+    node_id = uuid.uuid4().hex[:12] if file is not None and not driver else ""
+    limits = KeyLimits(user or "", node_id, nodes=nodes, groups=groups)
     if file is not None:  # write the file first: a listed key without a file is useless
         known = administer(head, state_dir, GetKeys()).head
-        keyfile.save(Path(file), KeyFile(role, name, pair, known or pair.public), in_private=False)
-    asked = AddKey(pair.public, "driver" if driver else "agent", name, who(), None if file is not None else TOKEN_S)
+        made = KeyFile(role, name, pair, known or pair.public, node=limits.node_id)
+        keyfile.save(Path(file), made, in_private=False)
+    token_s = None if file is not None else TOKEN_S
+    asked = AddKey(
+        pair.public, "driver" if driver else "agent", name, who(), token_s, limits, expires, replaces
+    )  # fmt: skip
     try:
         answer = administer(head, state_dir, asked)
     except REFUSED:
         if file is not None:
             Path(file).unlink()
         raise
+    except ClusterTimeoutError as error:
+        left = "" if file is None else f" If it has listed the key, that is in {file}; else remove that file"
+        raise ClusterTimeoutError(f"{error}{left}") from None
+    listed = answer.keys[0].limits if answer.keys else limits
+    if listed.user != limits.user or (nodes and listed.nodes != nodes) or (groups and listed.groups != groups):
+        raise UsageError("the head is of an earlier version, which does not limit keys so: upgrade it, and revoke this")
     data: dict[str, Any] = {"name": name, "role": role, "head": answer.head}
     if file is not None:
         data["file"] = file
         note(f"copy {file} to {role}.key in that machine's key directory (mode 0700), and delete it here")
     else:
-        data |= {"token": JoinToken(where, answer.head, pair, role, name).text(), "expires_s": TOKEN_S}
-        note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: rlinf-actors keys join TOKEN (or -, to paste it)")
+        token = JoinToken(where, answer.head, pair, role, name).text()
+        command = f"rlinf-actors keys join {token}" if driver else f"agentd --connect {where} --token {token}"
+        data |= {"token": token, "expires_s": TOKEN_S, "command": command}
+        note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: {command}")
     show(as_json, data, data.get("token") or file)
     warn(answer.warning)
 
@@ -296,33 +235,21 @@ def enroll(
 def join(token: str, folder: str | None, as_json: bool) -> None:
     """Make a key for this machine, and add it to the head's list of keys by the join TOKEN. If TOKEN is -, the token is
     read from stdin.
+
+    Waits 30 s for the head. If it fails, run the same command again.
     """
     content = job.parse(sys.stdin.readline() if token == "-" else token)
-    path = keyfile.path_of(_directory(folder), content.role)
-    key = KeyFile(content.role, content.name, KeyPair.make(), content.head)
-    try:
-        keyfile.save_new(path, key)
-    except FileExistsError:
-        there = keyfile.load(path)
-        raise UsageError(
-            f"{path} is there already, the key of {there.role} {there.name!r}: `rlinf-actors keys rotate` changes it; "
-            "to begin anew, move it away"
-        ) from None
-    try:
-        answer = as_holder(content, Enroll(key.pair.public))
-    except REFUSED:
-        path.unlink()
-        raise
-    except ClusterTimeoutError as error:
-        raise ClusterTimeoutError(
-            f"{error} If it has taken the key, that is in {path}; else remove that file"
-        ) from None
-    show(as_json, {"name": key.name, "role": key.role, "file": str(path), "address": content.address}, path)
-    warn(answer.warning)
+    user = "" if folder else keyfile.user()  # another directory is for another user, as those of units are
+    joined = enrolment.join(content, _directory(folder), note, user=user)
+    key = joined.key
+    show(as_json, {"name": key.name, "role": key.role, "file": key.path, "address": content.address}, key.path)
+    warn(joined.warning)
+    # on loopback, keys of a cluster elsewhere are not looked for
+    named = f"{KEY_FILE}={key.path} " if is_loopback(split_address(content.address, job.PATH)[0]) else ""
     if key.role == "agent":
-        note(f"{key.name} is listed; start it: agentd --connect {content.address}")
+        note(f"{key.name} is listed; start it: {named}agentd --connect {content.address}")
     else:
-        note(f"driver {key.name} is listed; for scripts: export RLINF_HEAD={content.address}")
+        note(f"driver {key.name} is listed; for scripts: export {named}RLINF_HEAD={content.address}")
 
 
 @keys.command("list")
@@ -337,7 +264,7 @@ def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bo
         show_json({"head": answer.head, "keys": [key_dict(key) for key in answer.keys]})
         return
     show_table(
-        ("NAME", "ROLE", "STATE", "KEY", "LISTED", "BY", "EXPIRES"),
+        ("NAME", "ROLE", "USER", "LIMITS", "STATE", "KEY", "LISTED", "BY", "EXPIRES"),
         [row_of(key, answer.at) for key in answer.keys if everything or key.ended_at is None],
         "the head lists no keys" if answer.head else "this head has no keys: `rlinf-actors keys init`",
     )
@@ -346,20 +273,21 @@ def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bo
 @keys.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(MEMBERS), help="Needed if a node and a driver have the same name.")
+@click.option("--user", metavar="USER", help="End only the keys of this user of the node.")
 @state_option
 @head_option
 @json_option
-def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_json: bool) -> None:
+def revoke(name: str, role: Any, user: str | None, state_dir: str | None, head: str | None, as_json: bool) -> None:
     """End the keys and join tokens of NAME, and the connections made with them, at once.
 
     If NAME is a node, the head then reports the node and its workers lost. If NAME is a driver, its groups are stopped.
     """
-    answer = administer(head, state_dir, RevokeKey(name, who(), role))
+    answer = administer(head, state_dir, RevokeKey(name, who(), role, user))
     if as_json:
         show_json({"revoked": [key_dict(key) for key in answer.keys]})
     else:
         for key in answer.keys:
-            click.echo(f"{'join token' if key.token else 'key'} {fingerprint(key.public)} of {key.role} {key.name}")
+            echo(f"{'join token' if key.token else 'key'} {fingerprint(key.public)} of {key.role} {key.name}")
     if answer.warning:  # a head that is restarted would let it in again
         raise OSError(answer.warning)
 

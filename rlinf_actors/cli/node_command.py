@@ -105,6 +105,8 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
             "rank": "-" if data["rank"] is None else data["rank"],
             "state": data["state"],
             "draining": data["draining"] or "no",
+            "admits": str(node.report.admit),
+            **({"closed": node.closed} if node.closed else {}),
             "address": data["ip"],
             "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
             "machine": f"{data['num_cpus']} CPUs, {size(data['memory_bytes'])}",

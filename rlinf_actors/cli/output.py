@@ -1,4 +1,8 @@
-"""Output of commands: tables for people, JSON for programs, colours on terminals only. Also numbers in options."""
+"""Output of commands: tables for people, JSON for programs, colours on terminals only. Also numbers in options.
+
+Commands print by `echo`, because names and texts of members may have escape sequences; ruff refuses click.echo
+elsewhere. `estop` has a function of its own (estop_targets.say), since importing click would delay it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,8 +18,8 @@ from typing import Any, TypeVar
 import click
 
 from rlinf_actors.settings import journal_stream
+from rlinf_actors.shown import json_text, lines, printable
 from rlinf_actors.systemd.service_manager import marked, reads
-from rlinf_actors.wire.protocol import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,13 +39,25 @@ json_option: Callable[[F], F] = click.option(
 )
 
 
+def echo(text: object = "", *, lead: str = "", err: bool = False, nl: bool = True, color: bool | None = None) -> None:
+    """Print *text* with escapes for control characters other than line ends and tabs. *lead*, which goes before it, may
+    have colours.
+    """
+    click.echo(lead + lines(str(text)), err=err, nl=nl, color=color)  # noqa: TID251 - the only place
+
+
 def plain(text: object) -> str:
-    """Return *text* for a terminal: control characters other than line ends are escaped."""
-    return "\n".join(printable(line, len(line)) for line in str(text).split("\n"))
+    """Return *text* for use within a line: control characters and line ends are escaped."""
+    return printable(str(text), len(str(text)))
+
+
+def json_line(data: object, indent: int | None = None) -> str:
+    """Return *data* as JSON for a terminal or a program."""
+    return json_text(json.dumps(data, indent=indent, ensure_ascii=False))
 
 
 def show_json(data: object) -> None:
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    echo(json_line(data, 2))
 
 
 def show(as_json: bool, data: object, text: object) -> None:
@@ -48,7 +65,7 @@ def show(as_json: bool, data: object, text: object) -> None:
     if as_json:
         show_json(data)
     else:
-        click.echo(text)
+        echo(text)
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
@@ -60,24 +77,26 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty:
     if not rows:
         note(empty)
         return
-    texts = [[plain(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    texts = [[plain(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _draw(headings, texts)
         return
     widths = [max(len(row[column]) for row in (headings, *texts)) for column in range(len(headings))]
     for row in (headings, *texts):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
-    """Print the fields on stdout, one line for each: its name and its value."""
+    """Print the fields on stdout, each with its name and its value; a list has a line for each of its values."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        click.echo(f"{name.ljust(width)}  {plain(value)}")
+        for line in value if isinstance(value, list) else [value]:
+            echo(f"{name.ljust(width)}  {plain(line)}")
+            name = ""
 
 
 def note(text: str) -> None:
-    click.echo(plain(text), err=True)
+    echo(text, err=True)
 
 
 def warn(warning: str) -> None:
@@ -87,12 +106,11 @@ def warn(warning: str) -> None:
 
 
 def complain(text: str) -> None:
-    text = plain(text)
     if reads(2, journal_stream()):
-        click.echo(marked(f"error: {text}", logging.ERROR), err=True)
+        echo(marked(f"error: {text}", logging.ERROR), err=True)
         return
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    click.echo(click.style("error: ", fg="red", bold=True) + text, err=True, color=coloured)
+    echo(text, lead=click.style("error: ", fg="red", bold=True), err=True, color=coloured)
 
 
 def seconds(value: float) -> str:
@@ -127,12 +145,29 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 class Amount(click.FloatRange):
-    """The type of an option whose value is a number in a range. NaN is refused: every comparison with NaN is false, so
-    it would pass the check of the range.
+    """The type of an option whose value is a number in a range. Infinity is refused, and NaN, which would pass the
+    check of the range because every comparison with it is false.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if math.isnan(number):
+        if not math.isfinite(number):
             self.fail(f"{value!r} is no number", param, ctx)
         return number
+
+
+class Days(click.ParamType):  # type: ignore[type-arg]
+    """The type of an option whose value is a time in days, hours or minutes, such as 90d, 12h or 30m; in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        units = {"d": 86400.0, "h": 3600.0, "m": 60.0}
+        given = re.fullmatch(r"([0-9]{1,9})([dhm])", str(value))
+        seconds = int(given[1]) * units[given[2]] if given else 0.0
+        if not 0 < seconds <= MAX_DAYS * 86400:
+            self.fail(f"{value!r} is no time such as 90d, 12h or 30m, of at most {MAX_DAYS} days", param, ctx)
+        return seconds
+
+
+MAX_DAYS = 36500

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import click
 from msgspec.structs import replace
 
-from rlinf_actors.cli.output import json_option, note, show_json
-from rlinf_actors.cli.queries import fetch_hardware, fetch_status, find_head, head_option
+from rlinf_actors.cli.output import echo, json_option, note, show_json, warn
+from rlinf_actors.cli.queries import expected, fetch_status, find_head, head_option, observing
 from rlinf_actors.cli.routes_view import Routes
-from rlinf_actors.cluster.cluster_nodes import node_infos
+from rlinf_actors.cluster.cluster_nodes import ANSWER_S, ask_nodes, node_infos
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError
 from rlinf_actors.hardware.configured import describe_hardware
 from rlinf_actors.hardware.extensions import load_module
 from rlinf_actors.hardware.probe_report import accelerator_type_of
+from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.placement.described import DescribedCluster, parse_description
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, Status
 from rlinf_actors.wire.values import NodeState
 
 
@@ -59,6 +63,8 @@ def plan(
     else:
         cluster = DescribedCluster(describe_hardware(config, parse_description(describe)), config)
     planned = make_plan(config, cluster)
+    for text in planned.closed:
+        warn(f"this would be refused: {text}")
     if routes:
         found = [Routes(planned, pair, batch_size) for pair in routes]
         if as_json:
@@ -70,7 +76,7 @@ def plan(
     if as_json:
         show_json(planned.to_dict())
     else:
-        click.echo(planned.render(), nl=False)
+        echo(planned.render(), nl=False)
 
 
 def _real(config: ClusterConfig, head: str | None, settings: Settings) -> DescribedCluster:
@@ -92,8 +98,26 @@ def _real(config: ClusterConfig, head: str | None, settings: Settings) -> Descri
         note("node ranks are not fixed yet: shown as they would be if a driver connected now")
     states = [state for state in states if state.rank < config.num_nodes]
     if any(group.hardware is not None for group in config.node_groups):
-        return DescribedCluster(fetch_hardware(endpoint, settings, config, states), config)
+        return DescribedCluster(_fetch_hardware(endpoint, settings, config, states), config)
     return DescribedCluster(node_infos(states), config)
+
+
+def _fetch_hardware(
+    endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
+) -> list[NodeInfo]:
+    """Return the nodes of *states* with the hardware that *config* configures for them. The head at *endpoint* asks
+    each node which of that hardware the node has. Blocks.
+    """
+
+    async def ask() -> list[NodeInfo]:
+        async with observing(endpoint, settings) as client:
+
+            async def request(asked: EnumerateHardware) -> Enumerated:
+                return expected(await client.request(asked, ANSWER_S), Enumerated)
+
+            return await ask_nodes(config, states, request)
+
+    return asyncio.run(ask())
 
 
 def ranked(found: Status) -> list[NodeState]:

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import click
 
 from rlinf_actors.cli.output import note
-from rlinf_actors.cluster.cluster_nodes import ANSWER_S, ask_nodes
-from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ProtocolError
-from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import HEAD, Settings
-from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, GetStatus, Status
+from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.values import NodeState
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -80,24 +76,6 @@ def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float |
 async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T], timeout_s: float | None = None) -> T:
     async with observing(endpoint, settings) as client:
         return expected(await client.request(question, timeout_s or TIMEOUT_S), kind)
-
-
-def fetch_hardware(
-    endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
-) -> list[NodeInfo]:
-    """Return the nodes of *states* with the hardware that *config* configures for them. The head at *endpoint* asks
-    each node which of that hardware the node has. Blocks.
-    """
-
-    async def ask() -> list[NodeInfo]:
-        async with observing(endpoint, settings) as client:
-
-            async def request(asked: EnumerateHardware) -> Enumerated:
-                return expected(await client.request(asked, ANSWER_S), Enumerated)
-
-            return await ask_nodes(config, states, request)
-
-    return asyncio.run(ask())
 
 
 @contextlib.asynccontextmanager

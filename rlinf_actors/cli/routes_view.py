@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import click
-
-from rlinf_actors.cli.output import show_table
+from rlinf_actors.cli.output import echo, show_table
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.placement.plan import Plan, PlannedComponent
 from rlinf_actors.routing.route_plan import RouteShard, shards
@@ -56,7 +54,7 @@ class Routes:
             ]
             for one in self.shards
         ]  # fmt: skip
-        click.echo(title)
+        echo(title)
         show_table(["FROM", "NODE", "TO", "NODE", "ELEMENTS", "SIZE"], rows, "")
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 
 from rlinf_actors.cli.output import (
     Amount,
+    echo,
     json_option,
     mib,
     note,
@@ -53,16 +54,16 @@ def status(head: str | None, as_json: bool) -> None:
             "hardware": _counts(data["hardware"]),
             "groups": _counts(data["groups"]) + (f" ({data['detached']} detached)" if data["detached"] else ""),
             "workers": _counts(data["workers"]),
-            "leases": "\n         ".join(map(_lease, found.leases)) or "none",
-            "clients": "\n         ".join(found.clients) or "none",
+            "leases": [_lease(one) for one in found.leases] or "none",
+            "clients": found.clients or "none",
         }
     )
     for stop in data["estop"]:
-        click.echo(f"stopped   {plain(stop)}; lift it with `rlinf-actors estop --release`")
+        echo(f"stopped   {plain(stop)}; lift it with `rlinf-actors estop --release`")
     for trouble in data["trouble"]:
-        click.echo(f"trouble   {trouble}")
+        echo(f"trouble   {plain(trouble)}")
     for fault in data["faults"]:
-        click.echo(f"fault     {plain(fault['node'])}: {plain(fault['text'])}")
+        echo(f"fault     {plain(fault['node'])}: {plain(fault['text'])}")
 
 
 def summary(endpoint: str, found: Status) -> dict[str, Any]:
@@ -163,6 +164,8 @@ def node_dict(node: NodeState) -> dict[str, Any]:
         "faults": report.faults,
         "incarnation": node.incarnation,
         "draining": node.draining,
+        "admit": msgspec.to_builtins(node.report.admit),
+        "closed": node.closed,
     }
 
 

@@ -178,7 +178,7 @@ class Cluster(ClusterNames, TracedCluster):
         self._ending: concurrent.futures.Future[None] | None = None
         self._gone, self._failed = "", False  # True if the script has raised an error out of a with block
         self._owner_pid = os.getpid()
-        self._made_in = forks.generation()
+        self._made_in = forks.generation
         settings, job = asked.settings(), worker_job()
         import_paths()  # resolves links, which a launch in an event loop does not
         if settings.ext_module and job is None:
@@ -193,8 +193,8 @@ class Cluster(ClusterNames, TracedCluster):
             self.namespace = job.runtime.namespace
             self.runtime = job.runtime
         else:
-            self._named = bool(asked.namespace or os.environ.get(NAMESPACE))
-            self.namespace = asked.namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
+            self._named = bool(asked.chosen_namespace())
+            self.namespace = asked.chosen_namespace() or f"job-{uuid.uuid4().hex[:12]}"
             security, lost = Security.toward(self._endpoint, settings, "driver"), self._session_ended
             self.runtime = Runtime("driver", self.namespace, self.log_dir, security=security, on_lost=lost)
             self._trace = JobTrace.start(self.runtime, self.config.tracer if self.config else None, self.log_dir)
@@ -293,12 +293,13 @@ class Cluster(ClusterNames, TracedCluster):
             if stopped:
                 await self.runtime.flush_output()
             return
-        stop = self.runtime.stop_cluster if self._connected else None
-        runtime = self.runtime
-        kept = await self._daemon.stop(stop, failed=lambda: bool(self._failed or self._gone or runtime.has_failures))
+        kept = await self._daemon.stop(self.runtime.stop_cluster if self._connected else None, failed=self._failure)
         self.runtime.logs_moved = (self._daemon.run_dir, kept)
         if kept:
-            say(f"the logs of this private cluster are kept in {kept}")
+            say(f"the logs of this private cluster are kept in {kept} because {self._failure()}")
+
+    def _failure(self) -> str:  # "" if nothing failed
+        return "its daemon ended" if self._gone else "the script failed" if self._failed else self.runtime.failure
 
     def __enter__(self) -> Cluster:
         return self
@@ -317,9 +318,8 @@ class Cluster(ClusterNames, TracedCluster):
     @classmethod
     def _live(cls) -> Cluster | None:
         current = Cluster._current
-        if current is None or current._closed or current._owner_pid != os.getpid():
-            return None
-        return current
+        usable = current is not None and not current._closed and current._owner_pid == os.getpid()
+        return current if usable else None
 
     @classmethod
     def current(cls) -> Cluster:

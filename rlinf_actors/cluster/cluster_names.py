@@ -11,13 +11,15 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlinf_actors.config.profiling_config import NsightConfig, ProfileConfig, RocprofSysConfig
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.placement import PATH_LIKE, merge_paths
 from rlinf_actors.net.host import free_port
+
+if TYPE_CHECKING:
+    from rlinf_actors.config.profiling_config import ProfileConfig
 
 
 class ClusterEnvVar(str, enum.Enum):
@@ -159,6 +161,8 @@ class ClusterNames(metaclass=_ClusterType):
         Returns:
             The command line; *python_interpreter_path* unchanged if the worker's group is not profiled.
         """
+        from rlinf_actors.config.profiling_config import NsightConfig, RocprofSysConfig
+
         found = _profiled(worker_name, profiling_cfg)
         if isinstance(found, NsightConfig):
             command = ["nsys", "profile", *found.to_cli_tokens(_output(worker_name, found)), python_interpreter_path]
@@ -171,6 +175,8 @@ class ClusterNames(metaclass=_ClusterType):
     @staticmethod
     def get_profiling_env_vars_for_worker(worker_name: str, profiling_cfg: ProfileConfig | None) -> dict[str, str]:
         """Return the variables that the profiler of a worker needs; empty if the worker's group is not profiled."""
+        from rlinf_actors.config.profiling_config import RocprofSysConfig
+
         found = _profiled(worker_name, profiling_cfg)
         if not isinstance(found, RocprofSysConfig):
             return {}

@@ -12,13 +12,12 @@ import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rlinf_actors import exhaustion
 from rlinf_actors.cluster.service import import_paths
-from rlinf_actors.config.cluster_config import ClusterConfig, HardwareSection, NodeGroupConfig, cluster_section
 from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import enumerate_values, info_of, merge, piece_of, section_error, values_of
@@ -29,6 +28,9 @@ from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.settings import EXT_MODULE, Settings
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware
 from rlinf_actors.wire.values import Extension, HardwareAnswer, HardwareQuestion, HardwareReport, NodeState, Piece
+
+if TYPE_CHECKING:
+    from rlinf_actors.config.cluster_config import ClusterConfig, HardwareSection, NodeGroupConfig
 
 _ACCELERATOR_FIELDS = {field.name for field in fields(AcceleratorInfo)} - {"type", "model"}
 
@@ -55,6 +57,7 @@ def node_info(state: NodeState) -> NodeInfo:
         profiler_backends=list(report.profilers),
         interfaces=dict(report.interfaces),
         interface=report.interface,
+        closed=state.closed,
     )
 
 
@@ -97,6 +100,8 @@ def read_config(source: Any) -> ClusterConfig:
     Args:
         source: a ClusterConfig, a mapping, the path of a YAML file, or an OmegaConf DictConfig.
     """
+    from rlinf_actors.config.cluster_config import ClusterConfig, cluster_section
+
     if isinstance(source, ClusterConfig):
         return source
     section = cluster_section(source)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,12 +33,10 @@ from rlinf_actors.cluster.cluster_nodes import (
     with_pieces,
 )
 from rlinf_actors.codesync.source import CodeSource, find_source
-from rlinf_actors.config.cluster_config import ClusterConfig
-from rlinf_actors.config.net_emulation_config import DRIVER
-from rlinf_actors.config.small_sections import RuntimeConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
+from rlinf_actors.model.names import wrong_name
 from rlinf_actors.model.node import NodeGroupInfo
 from rlinf_actors.net.discovery import CLIENT_FILE, PRIVATE, check_name, client_settings
 from rlinf_actors.net.host import endpoint_of
@@ -49,9 +47,13 @@ from rlinf_actors.placement.node_order import missing_ranks
 from rlinf_actors.runtime import driver_end
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.runtime import Runtime
-from rlinf_actors.settings import Settings
+from rlinf_actors.settings import NAMESPACE, Settings
+from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Enumerated
 from rlinf_actors.wire.values import NodeState
+
+if TYPE_CHECKING:
+    from rlinf_actors.config.cluster_config import ClusterConfig
 
 T = TypeVar("T")
 
@@ -228,7 +230,9 @@ def code_source(config: ClusterConfig | None, settings: Settings, in_worker: boo
     if in_worker:
         copy = settings.code_dir
         return CodeSource(copy, file_bytes=sys.maxsize) if copy and os.path.isdir(copy) else None
-    wanted = config.runtime if config is not None and config.runtime is not None else RuntimeConfig()
+    wanted = config.runtime if config is not None else None
+    if wanted is None:
+        return find_source(None, settings.code_working_dir)
     return find_source(wanted.working_dir, settings.code_working_dir, wanted.excludes, wanted.max_file_mb << 20)
 
 
@@ -245,6 +249,13 @@ class ClusterArguments:
 
     def __post_init__(self) -> None:
         driver_end.prepare()  # here, since a start for asyncio runs on another thread than the main thread
+
+    def chosen_namespace(self) -> str:
+        """Return the namespace that the argument or the environment names, "" if none. Raises ConfigError."""
+        name = self.namespace or os.environ.get(NAMESPACE, "")
+        if name and (wrong := wrong_name(name, "a namespace")):
+            raise ConfigError(wrong, path="namespace" if self.namespace else NAMESPACE)
+        return name
 
     def config(self) -> ClusterConfig | None:
         return None if self.cluster_cfg is None else read_config(self.cluster_cfg)
@@ -352,7 +363,7 @@ async def _show_ready_nodes(runtime: Runtime, wanted: int) -> None:
             here = [node.report.hostname for node in status.nodes if node.state == "ready"]
             waited = time.monotonic() - start
             line = f"waiting for nodes: {len(here)} of {wanted} ({', '.join(here) or 'none'}), {waited:.0f} s"
-            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.write(f"\r\x1b[2K{printable(line)}")
             sys.stderr.flush()
             shown = True
             await asyncio.sleep(EVERY_S)
@@ -452,6 +463,8 @@ async def learn_nodes(
     for warning in nodes.warnings:
         log.warning("%s", warning)
     if job is None and config is not None and config.net_emulation is not None:
+        from rlinf_actors.config.net_emulation_config import DRIVER
+
         near = [state.rank for state in nodes.nodes if state.report.host == runtime.host]
         runtime.emulate(config.net_emulation, DRIVER, min(near, default=-1))
     wanted = (

@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
 
-from rlinf_actors.config.small_sections import TracerConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say
@@ -32,6 +31,7 @@ from rlinf_actors.wire.client_messages import ReadTrace, TraceRead
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 
 if TYPE_CHECKING:
+    from rlinf_actors.config.small_sections import TracerConfig
     from rlinf_actors.wire.values import NodeState
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _Result = TypeVar("_Result")
 
 
 class TraceReport(msgspec.Struct):
-    """What a trace lacks, and how exact its times are.
+    """The events that a trace lacks, and the accuracy of its times.
 
     Attributes:
         processes: number of processes in the trace.

@@ -31,6 +31,7 @@ from rlinf_actors.net.head_records import clear_stale
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.settings import CLUSTER_MARK, Settings
+from rlinf_actors.wire.protocol import make_decoders
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
 PATIENCE_S = 3.0
@@ -87,8 +88,8 @@ _MAX_RUN_DIR = 60
 """Longest parent of the run directory, in bytes: a unix socket's path has at most 107 bytes, our names take up to 40.
 """
 _BOOT = (  # without the working directory: an agentd.py of the user's stands in for nothing
-    "import sys; sys.path[:] = [*filter(None, sys.path), {root!r}]; "
-    "from agentd.command_line import main; sys.exit(main())"
+    "import gc, sys; gc.disable(); sys.path[:] = [*filter(None, sys.path), {root!r}]; "
+    "from agentd.command_line import run; run()"
 )
 
 
@@ -122,10 +123,11 @@ class EmbeddedDaemon:
             env = {**os.environ, CLUSTER_MARK: self.run_dir}
             options = ["--head", "--embedded", "--prestart", ",".join(modules_to_preload())]
             self._process = start_agentd(options, self.run_dir, tell, env)
-            os.close(tell)
-            tell = -1
             self._pidfd = os.pidfd_open(self._process.pid)
             asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+            os.close(tell)
+            tell = -1
+            make_decoders()  # here, because agentd needs longer to start
             line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
         except asyncio.TimeoutError:
             await self.stop()
@@ -151,21 +153,23 @@ class EmbeddedDaemon:
         self,
         ask: Callable[[], Awaitable[object]] | None = None,
         timeout: float = 10.0,
-        failed: Callable[[], bool] = lambda: True,
+        failed: Callable[[], object] = lambda: True,
     ) -> str:
         """Stop the agentd, wait for its end, and remove its run directory. May be called twice. Loop thread.
 
         Args:
             ask: asks the agentd to end. If it is None or raises an RlinfActorsError, the agentd gets SIGTERM.
             timeout: seconds after which the agentd gets SIGKILL.
-            failed: called after the agentd has ended; returns True if the script failed, so that the logs are kept.
+            failed: called after the agentd has ended; returns what failed, if anything did, so that the logs are kept.
 
         Returns:
             The directory in which the logs are kept, "" if they were removed.
         """
         self._stopping = True
         process = self._process
-        if process is not None and not self._ended.is_set() and self._pidfd >= 0:
+        if process is not None and self._pidfd < 0:  # the system had no descriptor to watch it by
+            process.kill()
+        elif process is not None and not self._ended.is_set():
             acknowledged = False
             if ask is not None:
                 with contextlib.suppress(RlinfActorsError):  # it ended before it answered, or does not answer

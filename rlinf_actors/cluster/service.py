@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.config.net_emulation_config import environment_for
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.node_groups import find_group
 from rlinf_actors.placement.strategies import NodePlacementStrategy
@@ -23,6 +22,16 @@ from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
+
+
+def network_environment(cluster: Cluster, group: str, world_size: int) -> dict[str, str]:
+    """Return the environment variables that let workers of *group* emulate the network of the cluster's configuration.
+
+    Raises:
+        ConfigError: the configuration names a rank that the group does not have, since it has *world_size*.
+    """
+    section = cluster.config.net_emulation if cluster.config is not None else None
+    return section.environment_for(group, world_size) if section is not None else {}
 
 
 async def launch_service(
@@ -67,7 +76,7 @@ async def launch_service(
                 node_rank=placement.cluster_node_rank,
                 env={
                     **worker_environment(name, placement, layout, node, group, cluster.namespace),
-                    **environment_for(cluster.config and cluster.config.net_emulation, name, len(placements)),
+                    **network_environment(cluster, name, len(placements)),
                 },
                 forward_logs=show_logs,
                 keep_logs=show_logs and cluster.log_dir is not None,

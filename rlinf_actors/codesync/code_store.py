@@ -64,9 +64,10 @@ class KeptTree(msgspec.Struct):
 
 
 class Vacancy(msgspec.Struct):
-    """The right to make one tree: its exclusive lock, and the shared lock of the store."""
+    """The right to make one tree: the turn, its exclusive lock, and the shared lock of the store."""
 
     root: bytes
+    turn: locks.Lock
     lock: locks.Lock
     shared: locks.Lock
 
@@ -102,38 +103,58 @@ class CodeStore:
         Blocks while another process receives the same tree. Raise StoreError if the tree was changed on the disk and
         is in use.
         """
-        entry = self.entry(root)
-        while True:
-            lock = locks.hold(entry)
-            assert lock is not None
-            changed = None
-            try:
-                if os.path.isdir(entry) and not (changed := self.fault(root)):
-                    lock.touch()
-                    return KeptTree(entry, root, lock)
-            except BaseException:
-                lock.release()
-                raise
+        kept, _ = self._hold(root)
+        if kept is not None:
+            return kept
+        turn = locks.take_turn(self.entry(root))
+        vacancy = None
+        try:
+            kept, changed = self._hold(root)
+            if kept is not None:
+                return kept
+            vacancy = self._vacancy(root, turn, changed)
+            return vacancy
+        finally:
+            if vacancy is None:
+                turn.remove()
+                turn.release()
+
+    def _hold(self, root: bytes) -> tuple[KeptTree | None, str]:
+        """Return the tree if the node has it, else None and how a tree in its place was changed ("" if none is there).
+
+        Blocks while another process receives the tree.
+        """
+        entry, changed = self.entry(root), ""
+        lock = locks.hold(entry)
+        assert lock is not None
+        try:
+            if os.path.isdir(entry) and not (changed := self.fault(root)):
+                lock.touch()
+                return KeptTree(entry, root, lock), ""
+        except BaseException:
             lock.release()
-            alone = locks.take(entry, wait=changed is None)
-            if alone is None:
-                raise StoreError(
-                    f"the copy {entry} was changed after it was received ({changed}), and processes use it: let them "
-                    "end, and let workers write elsewhere"
-                )
-            try:
-                if os.path.isdir(entry) and not self.fault(root):
-                    alone.release()
-                    continue  # another process has received it meanwhile
-                if os.path.isdir(entry):
-                    log.warning("%s was changed after it was received (%s): it is received again", entry, changed)
-                    remove_tree(entry)
-                shared = locks.hold(os.path.join(self.directory, "store"))
-                assert shared is not None
-                return Vacancy(root, alone, shared)
-            except BaseException:
-                alone.release()
-                raise
+            raise
+        lock.release()
+        return None, changed
+
+    def _vacancy(self, root: bytes, turn: locks.Lock, changed: str) -> Vacancy:
+        entry = self.entry(root)
+        alone = locks.take(entry, wait=not changed)
+        if alone is None:
+            raise StoreError(
+                f"the copy {entry} was changed after it was received ({changed}), and processes use it: let them "
+                "end, and let workers write elsewhere"
+            )
+        try:
+            if os.path.isdir(entry):
+                log.warning("%s was changed after it was received (%s): it is received again", entry, changed)
+                remove_tree(entry)
+            shared = locks.hold(os.path.join(self.directory, "store"))
+            assert shared is not None
+            return Vacancy(root, turn, alone, shared)
+        except BaseException:
+            alone.release()
+            raise
 
     # --- what is there ---
 

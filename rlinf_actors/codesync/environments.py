@@ -183,23 +183,37 @@ class EnvironmentStore:
         self._places.make(self.directory)
         entry = os.path.join(self.directory, recipe.name)
         interpreter = os.path.join(entry, "bin", "python")
+        lock = self._hold(entry)
+        if lock is None:
+            turn = locks.take_turn(entry)
+            try:
+                lock = self._hold(entry)
+                if lock is None:
+                    return Environment(interpreter, self._make(entry, recipe, build), built=True)
+            finally:
+                turn.remove()
+                turn.release()
+        lock.touch()
+        return Environment(interpreter, lock)
+
+    def _hold(self, entry: str) -> locks.Lock | None:
+        """Lock *entry* shared if it is complete. Blocks while another process builds it."""
+        lock = locks.hold(entry)
+        assert lock is not None
+        if self._is_complete(entry):
+            return lock
+        lock.release()
+        return None
+
+    def _make(self, entry: str, recipe: Recipe, build: Build) -> locks.Lock:
         while True:
-            lock = locks.hold(entry)
-            assert lock is not None
-            if self._is_complete(entry):
-                lock.touch()
-                return Environment(interpreter, lock)
-            lock.release()
             lock = locks.take(entry)
             assert lock is not None
             try:
-                if self._is_complete(entry):
-                    lock.release()
-                    continue  # another process has built it meanwhile
                 self._build(entry, recipe, build)
                 lock.touch()
                 if lock.share():
-                    return Environment(interpreter, lock, built=True)
+                    return lock
             except BaseException:
                 remove_tree(entry)
                 lock.remove()

@@ -3,6 +3,9 @@
 The kernel releases a lock when its last holder has ended, however it ended, so a crash leaves nothing locked. A process
 that uses an entry holds it shared; one that makes or removes it holds it exclusively. The lock of an entry PATH is the
 file PATH.lock beside it.
+
+Who finds no entry takes the turn to make it, PATH.turn.lock, and looks again before it makes the entry. If it waited
+for the exclusive lock instead, and another process made the entry meanwhile, it would wait until all users had ended.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Mapping
 from rlinf_actors.settings import CODE_DIR
 
 SUFFIX = ".lock"
+TURN = ".turn"
 _own: list[Lock] = []
 
 
@@ -63,6 +67,16 @@ def take(entry: str, *, wait: bool = True) -> Lock | None:
     Blocks while other processes use the entry; with *wait* False, return None instead.
     """
     return _lock(entry, fcntl.LOCK_EX, wait)
+
+
+def take_turn(entry: str) -> Lock:
+    """Lock the right to make *entry*. Blocks while another process makes it, but not while processes use it.
+
+    Give it up by `Lock.remove` and `Lock.release`.
+    """
+    lock = take(entry + TURN)
+    assert lock is not None
+    return lock
 
 
 def _lock(entry: str, kind: int, wait: bool) -> Lock | None:

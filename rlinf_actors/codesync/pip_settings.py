@@ -14,6 +14,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rlinf_actors.config_files import read_text
+from rlinf_actors.errors import ConfigError
+
 UV_VARIABLES = (
     "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_NO_INDEX", "UV_FIND_LINKS",
     "UV_CONFIG_FILE", "UV_OFFLINE",
@@ -82,8 +85,8 @@ def read(environ: Mapping[str, str], prefix: str) -> IndexSettings:
     digest = hashlib.sha256()
     for path in files:
         parser = configparser.RawConfigParser()
-        with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):
-            text = _text(path)
+        with contextlib.suppress(ConfigError, configparser.Error):
+            text = read_text(path)
             digest.update(text.encode())
             parser.read_string(text)
         for section in ("global", "install"):
@@ -94,14 +97,9 @@ def read(environ: Mapping[str, str], prefix: str) -> IndexSettings:
         if value:
             found[key] = value
     for path in uv_files:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            digest.update(_text(path).encode())
+        with contextlib.suppress(ConfigError):
+            digest.update(read_text(path).encode())
     said = sorted((name, value) for name, value in environ.items() if name.startswith(("PIP_", "UV_")))
     digest.update(repr((said, sorted(found.items()))).encode())
     present = tuple(path for path in uv_files if os.path.exists(path))
     return IndexSettings(found, site_file if os.path.exists(site_file) else "", present, digest.hexdigest())
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()

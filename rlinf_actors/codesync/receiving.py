@@ -60,6 +60,7 @@ class Receiving:
         self.root = vacancy.root
         self.received = 0
         self._store = store
+        self._turn = vacancy.turn
         self._lock = vacancy.lock
         self._shared = vacancy.shared
         self._place = os.path.join(store.incoming, uuid.uuid4().hex)
@@ -219,12 +220,14 @@ class Receiving:
         if self._open is not None:
             self._open.file.close()
             self._open = None
-        self._done()
         self._lock.release()
+        self._done()
 
     def _done(self) -> None:
         remove_tree(self._place)
         self._shared.release()
+        self._turn.remove()
+        self._turn.release()
 
 
 def _key(kind: str, digest: bytes) -> bytes:

@@ -63,7 +63,7 @@ def of_file(name: str, read: Callable[[str], str], path: str) -> Requirements:
 
     Args:
         name: absolute path of the file on the driver.
-        read: returns the text of a file; raises OSError.
+        read: returns the text of a file; raises ConfigError.
         path: config path, for errors.
 
     Raises:
@@ -82,8 +82,8 @@ def _read_into(
         raise ConfigError(f"{name} is included by {MAX_DEPTH} files, perhaps by itself", path=path)
     try:
         text = read(name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the requirements file {name} cannot be read: {error}", path=path) from None
+    except ConfigError as error:
+        raise ConfigError(f"the requirements file {error}", path=path) from None
     for number, line in enumerate(_logical(text), 1):
         option = _OPTION.match(line)
         if option is None or option[1] not in _INCLUDES:

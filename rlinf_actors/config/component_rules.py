@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.config.config_values import label_text, refuse_sexagesimal
+from rlinf_actors.config.config_values import parse_labels, refuse_sexagesimal
 from rlinf_actors.conversion import convert, join
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.node import CLUSTER_GROUP
@@ -68,20 +68,3 @@ def _parse_rule(key: Any, spec: Any, path: str) -> ComponentRule:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ConfigError(f'is {value!r}; a placement is a rank or a string such as "0-3" or "0-1:0-7"', path=where)
     return ComponentRule(names, groups, str(value), path, isinstance(value, int) and value >= 60)
-
-
-def parse_labels(value: Any, path: str) -> tuple[str, ...]:
-    """Return the node-group labels in *value*: one label, several in a string (``"a,b"``), or a list. *path* is the
-    config path of *value*, for errors. Raise ConfigError if a label is given twice.
-    """
-    if isinstance(value, (list, tuple)):
-        items = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    else:
-        items = [(item, path) for item in (value.split(",") if isinstance(value, str) else [value])]
-    labels = tuple(label_text(item, where) for item, where in items)
-    if not labels:
-        raise ConfigError("is an empty list; name at least one node group", path=path)
-    for index, label in enumerate(labels):
-        if label in labels[:index]:
-            raise ConfigError(f"names node group {label!r} twice", path=path)
-    return labels

@@ -12,17 +12,18 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union
 
 import msgspec
 
-from rlinf_actors import conversion
+from rlinf_actors import config_files, conversion
 from rlinf_actors.codesync.requirements import Requirements, of_file, of_list
 from rlinf_actors.conversion import check_keys, join
 from rlinf_actors.errors import ConfigError
@@ -57,14 +58,9 @@ def load_yaml(source: str | os.PathLike[str]) -> Any:
     """Return the content of the YAML file *source*. If the file cannot be read or is not valid, raise a ConfigError
     whose `path` is the path of the file.
     """
-    name = os.fspath(source)
+    name, text = os.fspath(source), config_files.read_text(source)
     try:
-        with open(name, encoding="utf-8") as file:
-            return parse_yaml(file.read())
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", path=name) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text: {error}", path=name) from error
+        return parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(str(error), path=name) from error
 
@@ -77,7 +73,9 @@ def parse_yaml(source: str) -> Any:
 
     try:
         return yaml.load(source, Loader=_yaml_loader())  # a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except RecursionError:
+        raise ConfigError(f"is nested deeper than {config_files.MAX_DEPTH} levels") from None
+    except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"is not valid YAML: {error}") from error
@@ -88,6 +86,10 @@ def _yaml_loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def construct_document(self, node: Any) -> Any:
+            config_files.check_nodes(node)  # merge keys multiply values while they are constructed
+            return super().construct_document(node)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: dict[Any, int] = {}
             for key_node, _ in getattr(node, "value", ()):
@@ -111,11 +113,12 @@ def _yaml_loader() -> Any:
     return Loader
 
 
-def plain(value: Any, path: str) -> Any:
+def plain(value: Any, path: str, left: Iterator[int] | None = None) -> Any:
     """Return *value* as dicts, lists and scalars. OmegaConf containers in it, at any depth, are converted and their
     interpolations resolved.
 
-    *path* is the config path of *value*. Raise ConfigError if a mandatory value (``???``) of OmegaConf is missing.
+    *path* is the config path of *value*; *left* counts down the mappings and lists that it may have. Raise ConfigError
+    if it has more, is nested too deeply, or lacks a mandatory value (``???``) of OmegaConf.
     """
     omegaconf = sys.modules.get("omegaconf")  # an object of OmegaConf's can only exist if it is loaded
     if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
@@ -123,11 +126,16 @@ def plain(value: Any, path: str) -> Any:
             return omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=True, enum_to_str=True)
         except omegaconf.errors.OmegaConfBaseException as error:
             raise ConfigError(f"OmegaConf cannot resolve it: {error}", path=path) from error
+    left = itertools.count(config_files.MAX_VALUES, -1) if left is None else left
+    if not isinstance(value, (Mapping, list, tuple)):
+        return value
+    if next(left) <= 0:  # aliases of YAML make one object that is in many places
+        raise ConfigError(f"has more than {config_files.MAX_VALUES:,} values, or contains itself", path=path[:200])
+    if path.count(".") + path.count("[") > 2 * config_files.MAX_DEPTH:
+        raise ConfigError("is nested too deeply, or contains itself", path=path[:200])
     if isinstance(value, Mapping):
-        return {key: plain(item, join(path, key)) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    return value
+        return {key: plain(item, join(path, key), left) for key, item in value.items()}
+    return [plain(item, f"{path}[{index}]", left) for index, item in enumerate(value)]
 
 
 # --- forms that people write in several ways ---
@@ -160,6 +168,23 @@ def label_text(value: Any, path: str) -> str:
     if "," in value:
         raise ConfigError(f"is {value!r}; a label cannot hold a comma, which separates labels", path=path)
     return value.strip()
+
+
+def parse_labels(value: Any, path: str) -> tuple[str, ...]:
+    """Return the node-group labels in *value*: one label, several in a string (``"a,b"``), or a list. *path* is the
+    config path of *value*, for errors. Raise ConfigError if a label is given twice.
+    """
+    if isinstance(value, (list, tuple)):
+        items = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    else:
+        items = [(item, path) for item in (value.split(",") if isinstance(value, str) else [value])]
+    labels = tuple(label_text(item, where) for item, where in items)
+    if not labels:
+        raise ConfigError("is an empty list; name at least one node group", path=path)
+    for index, label in enumerate(labels):
+        if label in labels[:index]:
+            raise ConfigError(f"names node group {label!r} twice", path=path)
+    return labels
 
 
 def parse_node_ranks(value: Any, num_nodes: int, path: str) -> tuple[int, ...]:
@@ -237,8 +262,8 @@ def parse_env_vars(entries: Sequence[Mapping[Any, Any]], path: str) -> dict[str,
                 path=where,
             )
         ((key, item),) = entry.items()
-        if not isinstance(key, str) or not key or "=" in key or "\0" in key or key != key.strip():
-            raise ConfigError(f"{key!r} cannot be the name of an environment variable", path=where)
+        if (wrong := config_files.wrong_variable(key)) or key != key.strip():
+            raise ConfigError(wrong or f"{key!r} cannot be the name of an environment variable", path=where)
         if key in variables:
             raise ConfigError(f"{key} is set twice for the same nodes; keep one", path=where)
         where = f"{where}.{key}"
@@ -248,8 +273,8 @@ def parse_env_vars(entries: Sequence[Mapping[Any, Any]], path: str) -> dict[str,
             raise ConfigError(text, path=where)
         if not isinstance(item, (str, int, float)):
             raise ConfigError(f"is {item!r}; the value of a variable is text or a number (quote it)", path=where)
-        if isinstance(item, str) and "\0" in item:
-            raise ConfigError("holds a NUL byte, which no environment can", path=where)
+        if wrong := config_files.wrong_variable(key, item):
+            raise ConfigError(wrong, path=where)
         variables[key] = str(item)
     return variables
 
@@ -272,12 +297,7 @@ def parse_requirements(value: Any, path: str) -> Requirements | None:
         return of_list(value, path)
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"is {value!r}; it must be a list such as ['numpy>=2'], or the path of a file", path=path)
-
-    def read(name: str) -> str:
-        with open(name, encoding="utf-8") as file:
-            return file.read()
-
-    return of_file(os.path.abspath(os.path.expanduser(value.strip())), read, path)
+    return of_file(os.path.abspath(os.path.expanduser(value.strip())), config_files.read_text, path)
 
 
 def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:

@@ -123,13 +123,18 @@ class NetEmulationConfig:
         found = parse(plain(cfg, "net_emulation"), "net_emulation")
         return found if found.enabled else None
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables by which workers get this configuration; none if it is not enabled."""
+    def environment_for(self, group: str, world_size: int) -> dict[str, str]:
+        """Return the environment variables by which workers of *group* get this configuration; none if not enabled.
+
+        Raises:
+            ConfigError: this configuration names a rank that the group does not have, since it has *world_size*.
+        """
+        check_group(self, group, world_size)
         return {NET_EMULATION: msgspec.json.encode(self.values).decode()} if self.enabled else {}
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> NetEmulationConfig | None:
-        """Return the configuration that `environment` has put into *environ*, None without one."""
+        """Return the configuration that `environment_for` has put into *environ*, None without one."""
         text = environ.get(NET_EMULATION)
         return cls.from_cfg(msgspec.json.decode(text)) if text else None
 
@@ -199,18 +204,6 @@ def check_group(config: NetEmulationConfig, group: str, world_size: int) -> None
                 f"{world_size - 1}",
                 path=f"cluster.net_emulation.{key}",
             )
-
-
-def environment_for(config: NetEmulationConfig | None, group: str, world_size: int) -> dict[str, str]:
-    """Return the environment variables that let the workers of *group* emulate the network of *config*.
-
-    Raises:
-        ConfigError: *config* names a rank that the group does not have, since it has *world_size*.
-    """
-    if config is None:
-        return {}
-    check_group(config, group, world_size)
-    return config.environment()
 
 
 def _endpoints(value: Any, path: str, components: Collection[str], num_nodes: int | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rlinf_actors.config.config_values import build
+from rlinf_actors.config_files import check_variables
 from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.profiler import OUTPUT, OUTPUT_DIR, OUTPUT_NAME, Profiler
@@ -172,6 +173,7 @@ class RocprofSysConfig(ProfileConfig):
             self.args = _mapping(self.args, "RocprofSys args", "args")
         if self.env is not None:
             self.env = _mapping(self.env, "RocprofSys env", "env")
+            check_variables(self.env, "env")
 
     def to_cli_tokens(self) -> list[str]:
         """Return the command with its options, up to the ``--`` before the interpreter."""

@@ -73,7 +73,7 @@ def _below(folder: Path) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
         scheduler = Path(here).name == "rlinf" and "scheduler" in folders
         folders[:] = [name for name in folders if name[0] != "." and not (scheduler and name == "scheduler")]
-        yield from (Path(here, name) for name in files if name.endswith(".py"))
+        yield from (path for name in files if name.endswith(".py") and (path := Path(here, name)).is_file())
 
 
 class _Source:
@@ -87,7 +87,7 @@ class _Source:
         self._types: dict[str, str] = {}  # name of a variable -> class of rlinf.scheduler
         try:
             tree = ast.parse(path.read_bytes(), str(path))
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             self._add(getattr(error, "lineno", 0) or 0, "file", f"cannot be read: {error}")
             return
         nodes = list(ast.walk(tree))

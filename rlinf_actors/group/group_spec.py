@@ -7,12 +7,11 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from rlinf_actors.config.profiling_config import ProfileConfig
 from rlinf_actors.errors import ProtocolError, UsageError
 from rlinf_actors.hardware.configured import piece_of
 from rlinf_actors.hardware.registry import is_exclusive
@@ -23,6 +22,9 @@ from rlinf_actors.placement.environment import GroupLayout, check_launch, model_
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.settings import Settings, log_level
 from rlinf_actors.wire.values import Claim, Piece, WorkerSpec
+
+if TYPE_CHECKING:
+    from rlinf_actors.config.profiling_config import ProfileConfig
 
 POLICIES = ("required", "best_effort")
 MIN_MEMORY = 64 << 20
@@ -132,19 +134,19 @@ def worker_specs(
             node_rank=placement.cluster_node_rank,
             env=env,
             interpreter=group.get_node_python_interpreter_path(placement.cluster_node_rank) or None,
-            claims=claims.get(placement.rank, []),
-            numa_nodes=_numa_nodes(placement, node) if numa_bind else [],
+            claims=tuple(claims.get(placement.rank, ())),
+            numa_nodes=_numa_nodes(placement, node) if numa_bind else (),
             owner_must_answer=template.owner_must_answer if placement.rank in claims else "",
         )
         specs.append(spec)
     return specs
 
 
-def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
+def _numa_nodes(placement: Placement, node: NodeInfo) -> tuple[int, ...]:
     if placement.local_accelerator_rank < 0:
-        return []
+        return ()
     held = (node.accelerators[position] for position in placement.local_hardware_ranks)
-    return sorted({info.numa_node if isinstance(info, AcceleratorInfo) else -1 for info in held})
+    return tuple(sorted({info.numa_node if isinstance(info, AcceleratorInfo) else -1 for info in held}))
 
 
 def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:

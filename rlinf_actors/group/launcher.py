@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from rlinf_actors.cluster.service import import_paths, modules_to_preload
-from rlinf_actors.config.net_emulation_config import environment_for
+from rlinf_actors.cluster.service import import_paths, modules_to_preload, network_environment
+from rlinf_actors.config_files import wrong_variable
 from rlinf_actors.errors import GroupNotFoundError, NameInUseError, SerializationError, UsageError
 from rlinf_actors.group import group_spec, provision
 from rlinf_actors.group.class_facts import LEASE_HOOK, check_class, check_lease_hook, facts_of
@@ -26,6 +26,7 @@ from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.group.group_spec import START_METHODS, WorkerLimits, class_reference
 from rlinf_actors.group.resizing import Grower, keeps
 from rlinf_actors.hardware.extensions import providers
+from rlinf_actors.model.names import name_of_class, wrong_name
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.construction import Construction
@@ -170,7 +171,7 @@ def launch(
 
     *args* and *kwargs* are the arguments of the constructor. Raises what `GroupLauncher.launch` raises.
     """
-    name = options.name or f"worker_group_{cls.__name__}"
+    name = options.name or f"worker_group_{name_of_class(cls.__name__)}"
     _check_options(name, options)
     check_lease_hook(cls)
     runtime, title = cluster.runtime, class_reference(cls) or f"{cls.__module__}:{cls.__qualname__}"
@@ -272,7 +273,7 @@ def _specs(
 ) -> list[WorkerSpec]:
     """Return the WorkerSpecs of a group's workers, with the emulated network and the profiler of the configuration."""
     config, net_devices = cluster.config, Settings.load().comm_net_devices
-    emulation = environment_for(config and config.net_emulation, template.group, len(placements))
+    emulation = network_environment(cluster, template.group, len(placements))
     defaults = {**for_workers(), **emulation}
     specs = group_spec.worker_specs(template, placements, cluster, defaults, net_devices, options.numa_bind)
     return group_spec.under_profiler(specs, config.profiling if config else None)
@@ -398,11 +399,9 @@ def _check_options(name: str, options: LaunchOptions) -> None:
         raise UsageError(f"max_concurrency is {options.max_concurrency}; it must be at least 1")
     if not options.wait_for_hardware >= 0:  # NaN too
         raise UsageError(f"wait_for_hardware is {options.wait_for_hardware}; it must be a number of seconds, 0 or more")
-    if not name or any(char in name for char in "/:\0\n"):
-        raise UsageError(
-            f"{name!r} cannot be a group's name: it must not be empty or hold a slash, a colon (the names of workers "
-            "are group:rank) or a line break"
-        )
+    for wrong in (wrong_name(name, "a group"), *map(wrong_variable, options.env, options.env.values())):
+        if wrong:
+            raise UsageError(wrong)
 
 
 def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Settings) -> WorkerSpec:
@@ -416,8 +415,8 @@ def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Set
     return WorkerSpec(
         "", name, cluster.namespace, -1, 0, -1, dict(options.env),
         start_method=options.start_method,
-        preload=list(preload),
-        sys_path=import_paths(),
+        preload=tuple(preload),
+        sys_path=tuple(import_paths()),
         cwd=_cwd(),
         path_env_merge_mode=settings.path_env_merge_mode,
         forward_logs=options.show_logs,

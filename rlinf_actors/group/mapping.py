@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.errors import PlacementError, SerializationError, UsageError
 from rlinf_actors.group.class_facts import Method
+from rlinf_actors.group.rank_loads import Loads
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.retries import WORKER_GONE
 from rlinf_actors.model.buffers import Buffer
@@ -41,39 +42,6 @@ TRIES = 3
 """Maximum number of times that an item of an idempotent method is sent, unless `with_retries` sets another number."""
 
 _END = object()
-
-
-class Loads:
-    """Counts for `map` how many unanswered items each rank has, at most *limit*. Not thread-safe."""
-
-    def __init__(self, ranks: Sequence[int], limit: int) -> None:
-        self._of = dict.fromkeys(ranks, 0)
-        self._by_load: list[dict[int, None]] = [dict.fromkeys(ranks), *({} for _ in range(limit))]
-        self.capacity = len(ranks) * limit
-
-    def free(self) -> Iterator[int]:
-        """Return the ranks that may get another item. Those with the fewest items come first."""
-        return (rank for ranks in self._by_load[:-1] for rank in ranks)
-
-    def full(self) -> Iterable[int]:
-        """Return the ranks that have the maximum number of items, and so may not get another one now."""
-        return self._by_load[-1]
-
-    def change(self, rank: int, by: int) -> None:
-        """Count that *rank* got an item (*by* is +1) or has answered one (-1). Ignored for a dropped rank."""
-        if rank in self._of:
-            del self._by_load[self._of[rank]][rank]
-            self._of[rank] += by
-            self._by_load[self._of[rank]][rank] = None
-
-    @property
-    def empty(self) -> bool:
-        """True if all ranks were dropped, so that no item can be sent."""
-        return not self._of
-
-    def drop(self, rank: int) -> None:
-        """Remove *rank*, whose worker is gone, so that it gets no more items."""
-        del self._by_load[self._of.pop(rank)][rank]
 
 
 @dataclass(eq=False)
@@ -231,9 +199,11 @@ class Pool:
                 self._change = Promise(f"the next result of {self._name}.map()")
             return self._change
 
-    def wake(self) -> None:
-        """Wake the thread or task that iterates over the map, because a call has ended or a worker has changed."""
+    def wake(self, changed: Iterable[int] = ()) -> None:
+        """Wake the thread or task that iterates over the map. *changed*: ranks whose workers have changed."""
         with self._lock:
+            for rank in changed:
+                self._loads.rouse(rank)
             change, self._change = self._change, None
         if change is not None:
             change.resolve(None)
@@ -296,12 +266,13 @@ class Pool:
 
         A rank whose worker is still starting is returned only if no worker runs, because the item would have to wait.
         """
-        for rank in self._loads.free():
-            if self._group.serves(rank):
-                return rank
-        if any(self._group.serves(rank) for rank in self._loads.full()):
-            return None
-        return next(self._loads.free(), None)
+        loads, serves = self._loads, self._group.serves
+        for ranks, found in ((loads.free, True), (loads.full, False)):
+            while (rank := next(iter(ranks()), None)) is not None:
+                if serves(rank):
+                    return rank if found else None
+                loads.rest(rank)
+        return next(loads.resting(), None)
 
     def _ended(self, item: _Item, peer: Peer, call: WorkerGroupFuncResult[Any]) -> None:
         """Handle the end of a call: its item has a result, or is sent again if its worker died and tries are left.

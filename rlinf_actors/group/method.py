@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
+from rlinf_actors import forks
 from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group.class_facts import Method
 from rlinf_actors.group.mapping import TRIES, MapResult, Pool
@@ -48,7 +49,7 @@ class RemoteMethod(Generic[P, Result]):
     ``StreamResult`` if the method is a generator.
     """
 
-    __slots__ = ("_control", "_method", "_name", "_options", "_ranks")
+    __slots__ = ("_control", "_method", "_name", "_options", "_ranks", "_special")
 
     def __init__(
         self, control: GroupControl, name: str, method: Method, ranks: Sequence[int] | None, options: CallOptions
@@ -58,6 +59,7 @@ class RemoteMethod(Generic[P, Result]):
         self._method = method
         self._ranks = ranks
         self._options = options
+        self._special = method.streams or method.concurrent > 0 or options is not ONCE
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Send the call to every rank and return at once.
@@ -69,9 +71,15 @@ class RemoteMethod(Generic[P, Result]):
             SerializationError: an argument cannot be pickled; the message names the path of the argument.
             UsageError: this method does not support the view's deadline or retries.
         """
-        runtime = self._checked()
-        result: Result = self._send(payload.encode_call(args, kwargs, copy=runtime.copy))
-        return result
+        runtime = self._control.runtime
+        if self._special or runtime.io.made_in != forks.generation:
+            self._checked()
+        parts = payload.encode_call(args, kwargs, copy=runtime.copy) if args or kwargs else ()
+        if self._special:
+            return cast("Result", self._send(parts))
+        call: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(runtime, self._name, self._peers())
+        call._start(parts)
+        return cast("Result", call)
 
     def scatter(
         self: Callable[Concatenate[X, Q], Result], values: Iterable[X], *args: Q.args, **kwargs: Q.kwargs
@@ -168,6 +176,8 @@ class RemoteMethod(Generic[P, Result]):
         """
         runtime, name, (timeout, retries) = self._control.runtime, self._name, self._options
         runtime.check_usable()
+        if not (retries or self._method.streams):
+            return runtime
         if self._method.streams and timeout is not None:
             raise UsageError(
                 f"{name}() streams, and a stream has no deadline: leave the loop when it has run long enough"
@@ -186,9 +196,11 @@ class RemoteMethod(Generic[P, Result]):
 
     def _peers(self) -> Sequence[Peer]:
         """Return the current Peer (connection) of each rank that is called. A restart gives a rank a new Peer."""
-        peers = self._control.group.peers
+        peers: Sequence[Peer] = self._control.group.peers
         if self._ranks is None:
             return peers
+        if len(self._ranks) == 1 and self._ranks[0] < len(peers):
+            return (peers[self._ranks[0]],)
         if max(self._ranks, default=-1) >= len(peers):
             raise PlacementError(
                 f"group {self._control.name!r} has ranks 0-{len(peers) - 1}: rank {max(self._ranks)}, which this call "

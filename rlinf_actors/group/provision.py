@@ -26,6 +26,7 @@ from rlinf_actors.codesync.requirements import Requirements
 from rlinf_actors.codesync.source import CodeSource
 from rlinf_actors.codesync.tree import TreeError, directories_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, WorkerError, WorkerStartError
+from rlinf_actors.group import relays
 from rlinf_actors.group.class_facts import ClassFacts, Method
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.method import CallOptions, RemoteMethod
@@ -91,6 +92,7 @@ async def launch(cluster: Cluster, message: Launch, group: RemoteGroup, environs
         except BaseException as error:
             group.close(error if isinstance(error, Exception) else None)
             raise
+    relays.use(cluster, group, message.workers)
     await cluster.runtime.groups.launch(message, group)
 
 
@@ -393,7 +395,7 @@ def placed(spec: WorkerSpec, snapshot: CodeSnapshot, path: str) -> WorkerSpec:
         cwd = copy(cwd) or cwd
     others = [entry for entry in spec.sys_path if copy(entry) is None]
     return replace(
-        spec, env=env, sys_path=[*ours, *others], cwd=cwd, code=snapshot.tree.root.hex(), code_paths=[path, *ours]
+        spec, env=env, sys_path=(*ours, *others), cwd=cwd, code=snapshot.tree.root.hex(), code_paths=(path, *ours)
     )
 
 

@@ -26,8 +26,9 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.sliced_launch import send_launch
 from rlinf_actors.wire import frames, protocol
-from rlinf_actors.wire.client_messages import Done, Launched
+from rlinf_actors.wire.client_messages import Done
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.values import WorkerSpec
 
@@ -206,11 +207,13 @@ async def _add(control: GroupControl, growth: _Growth) -> list[int]:
     try:
         await group.request_ready()
         specs = await growth.grower.prepare(growth.specs, growth.placements)
+        if any(spec.claims for spec in specs):
+            group.relays = None  # see `group.relays`: none stands between a robot and its caller
         workers = [(spec.id, node) for spec, node in zip(specs, growth.nodes, strict=True)]
         joined = group.begin_growth(workers, growth.parts)
         try:
             asked = AddRanks(group.namespace, group.name, specs)
-            await runtime.ask(asked, Launched, _patience(control), lambda reply: group.update(reply.group.workers))
+            await send_launch(runtime, asked, _patience(control), lambda reply: group.update(reply.group.workers))
             await joined
             await _resize(control, size + len(specs), growth.detail, stop=False)
         except BaseException as error:

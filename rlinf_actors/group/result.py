@@ -6,10 +6,11 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, Union, overload
 
 import msgspec
 
+from rlinf_actors import forks
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.group.durations import Durations
 from rlinf_actors.model.buffers import Buffer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
 
 T = TypeVar("T")
+_new_lock = threading.Lock
 
 
 class _Value(msgspec.Struct, frozen=True):
@@ -34,33 +36,43 @@ class _Value(msgspec.Struct, frozen=True):
     seconds: float
 
 
-_Answer = Union[tuple[frames.AnyFrame, AuthenticatedParts], _Value, Exception, None]
+# gc=False here: a call to 10,000 ranks keeps one of each for each rank. If the garbage collector counted them, it would
+# walk all objects of the process every few calls, which cost a quarter of a call. No cycle lasts: a Peer drops a
+# RankCall with the answer, or when it fails; what is received refers to nothing of the call.
 
 
-class RankCall:
+class _Received(msgspec.Struct, frozen=True, gc=False):
+    """An answer that is not unpickled."""
+
+    frame: frames.AnyFrame
+    parts: AuthenticatedParts
+
+
+_Answer = Union[_Received, _Value, Exception]
+
+
+class RankCall(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The part of a group call that one rank has to answer. The Peer of the rank keeps it until the answer comes."""
 
-    __slots__ = ("_index", "_result")
-
-    def __init__(self, result: WorkerGroupFuncResult[Any], index: int) -> None:
-        self._result = result
-        self._index = index
+    result: WorkerGroupFuncResult[Any]
+    index: int
+    anywhere: ClassVar[bool] = True
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Pass the rank's answer on to the group call. Return True: no further answer will come. Loop thread."""
-        self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
+        """Pass the rank's answer on to the group call. Return True: no further answer will come. Any thread."""
+        self.result._arrived(self.index, _Received(frame, parts), type(frame) is not frames.Ok)
         return True
 
     def fail(self, error: Exception) -> None:
         """Pass *error* on to the group call instead of an answer, because the worker cannot answer. Any thread."""
-        self._result._source_gone(self._index)
-        self._result._arrived(self._index, error, True)
+        self.result._source_gone(self.index)
+        self.result._arrived(self.index, error, True)
 
     def parts_wanted(self) -> None:
         """Send the rank its large arguments, which it did not get from another rank of its node. Loop thread."""
-        sharing = self._result._sharing
+        sharing = self.result._sharing
         if sharing is not None:
-            sharing.send(self._result._peers[self._index])
+            sharing.send(self.result._peers[self.index])
 
 
 class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
@@ -77,6 +89,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
     _failed: int | None = None  # index of the rank whose failure ended the call
     _progress: Promise[None] | None = None  # ends when the next rank answers
     _timer: asyncio.TimerHandle | None = None
+    _timeout: float | None = None
     _unseen = False  # the call failed, and no caller was given the error
     _beside = False  # the method has threads of its own (Worker.concurrent)
     _span = 0  # in the trace, 0 if this process is not traced
@@ -86,13 +99,17 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
     shared = False
 
     def __init__(self, runtime: Runtime, method: str, peers: Sequence[Peer], timeout: float | None = None) -> None:
-        super().__init__(method)
+        self._what = method  # this and the next two as Future does it: 100,000 calls a second
+        self._lock = _new_lock()
+        self._made_in = forks.generation
         self._runtime = runtime
         self._method = method
         self._peers = peers
-        self._timeout = timeout
-        self._answers: list[_Answer] = [None] * len(peers)
-        self._order: list[int] = []  # indices of the ranks that have answered
+        if len(peers) > 1:  # their answers come one by one: the I/O thread takes them in while the others run
+            self._by_loop = True
+        if timeout is not None:
+            self._timeout = timeout
+        self._answers: dict[int, _Answer] = {}  # by index of the rank, in the order in which the ranks have answered
         loop = asyncio._get_running_loop()
         if loop is not None:
             self.loop = loop
@@ -114,19 +131,26 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         call = self._call = new_call()
         if recorder.active is not None and self._peers:
             self._begin_span(recorder.active, self._peers[0])
-        header = frames.encode(frames.Call(call, self._method, self._timeout or 0.0))
+        frame = frames.Call(call, self._method, self._timeout or 0.0)
+        single = len(self._peers) == 1
+        if single and self._peers[0].pending and (self._once or len(parts[0]) < 2):
+            self._peers[0].post_call(RankCall(self, 0), frame, parts[0])
+            if self._timeout is not None:
+                self._runtime.io.call(self._start_timer, self._timeout)
+            return
+        header = frames.encode(frame)
         sharing = None
-        if len(parts) == 1 and len(parts[0]) > 1 and len(self._peers) > 1 and self._once:
+        own = single or len(parts) > 1
+        if not own and len(parts[0]) > 1 and self._once:
             sharing = self._sharing = SharedArguments.of(call, parts[0], self._peers)
         for index, peer in enumerate(self._peers):
             # links to other machines share a socket: what goes to several ranks leaves it in one flush
-            idle = not peer.pending and (len(self._peers) == 1 or peer.sibling is None)
+            idle = not peer.pending and (single or peer.sibling is None)
             peer.open(RankCall(self, index), call)
             if sharing is not None and peer in sharing:
                 sharing.share(peer)
                 peer.send(frames.SharedCall(call, self._method, self._timeout or 0.0), sharing.small)
                 continue
-            own = len(parts) > 1 or len(self._peers) == 1
             peer.post(header, parts[index] if own else parts[0], now=idle, alone=self._once and own)
         if self._timeout is not None:
             self._runtime.io.call(self._start_timer, self._timeout)
@@ -138,7 +162,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
 
     def _start_timer(self, seconds: float) -> None:
         # after the first failure too: other ranks may still run the call
-        if len(self._order) < len(self._peers) and self._error is None:
+        if len(self._answers) < len(self._peers) and self._error is None:
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
@@ -161,7 +185,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         )
 
     def _missing(self) -> list[Peer]:
-        return [peer for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
+        return [peer for index, peer in enumerate(self._peers) if index not in self._answers]
 
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
         group, late = self._peers[0].name.rpartition(":")[0], late_text(self._missing(), timeout)
@@ -176,7 +200,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         call; False if it had already ended, such as by the failure of one rank.
         """
         with self._lock:
-            if self._error is not None or len(self._order) == len(self._peers):
+            if self._error is not None or len(self._answers) == len(self._peers):
                 return False
             ended = not self._finished
             if ended and isinstance(error, CallTimeoutError):
@@ -196,29 +220,37 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             self._span = 0
         if progress is not None:
             progress.resolve(None)
-        if self._timer is not None and (self._error is not None or len(self._order) == len(self._peers)):
+        if self._timer is not None and (self._error is not None or len(self._answers) == len(self._peers)):
             self._runtime.io.call(self._timer.cancel)
 
-    # --- answers (loop thread, or the thread that finds the peer dead) ---
+    # --- answers (any thread) ---
 
     def _arrived(self, index: int, answer: _Answer, failed: bool) -> None:
         callbacks: tuple[Callable[[], object], ...] = ()
         with self._lock:
-            if self._answers[index] is not None or self._error is not None:
+            answers = self._answers
+            if index in answers or self._error is not None:
                 return
-            self._answers[index] = answer
-            self._order.append(index)
-            if len(self._order) == len(self._peers):
+            answers[index] = answer
+            last = len(answers) == len(self._peers)
+            if last and self._sharing is not None:
                 self._sharing = None
-            progress, self._progress = self._progress, None
-            if not self._finished and (failed or len(self._order) == len(self._peers)):
+            progress = self._progress
+            if progress is not None:
+                self._progress = None
+            if (failed or last) and not self._finished:
+                callbacks = self._callbacks
                 if failed:
                     self._failed = index
                     if not isinstance(answer, GroupClosedError):  # the caller itself shut the group down
-                        self._report_failure(bool(self._callbacks))
+                        self._report_failure(bool(callbacks))
                 self._finished = True
-                callbacks, self._callbacks = self._callbacks, ()
-        self._wake(callbacks, progress)
+                if callbacks:
+                    self._callbacks = ()
+        if progress is not None or self._span or self._timer is not None:
+            self._wake(callbacks, progress)
+        elif callbacks:
+            call_all(callbacks)
 
     def _source_gone(self, index: int) -> None:
         sharing = self._sharing
@@ -235,11 +267,15 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             self._runtime.lost.seen(self)
 
     def _outcome(self) -> list[T]:
-        self._mark_seen()
         if self._failed is not None or self._error is not None:
+            self._mark_seen()
             # one error may be raised many times (of a dead worker: by every call): its traceback must not grow
             raise self._raised().with_traceback(None)
-        return [self._value_of(index) for index in range(len(self._peers))]
+        values: list[Any] = []
+        for index in range(len(self._peers)):
+            answer = self._answers[index]  # without parts it is None, and nothing is decoded
+            values.append(None if type(answer) is _Received and not answer.parts else self._value_of(index))
+        return values
 
     def _raised(self) -> BaseException:
         if self._failed is not None:
@@ -248,29 +284,29 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         return self._error
 
     def _value_of(self, index: int) -> T:
+        value: T
         with self._lock:
             answer = self._answers[index]
-            if isinstance(answer, _Value):
-                value: T = answer.value
+            if type(answer) is _Value:
+                value = answer.value
                 return value
-            assert isinstance(answer, tuple)
+            assert isinstance(answer, _Received)
             try:
-                value = payload.decode(answer[1])
+                value = payload.decode(answer.parts)
             except Exception as error:
                 peer = self._peers[index]
                 raise failure.unreadable("the result", self._method, peer.name, peer.node, error) from error
-            assert isinstance(answer[0], frames.Ok)
-            self._answers[index] = _Value(value, answer[0].seconds)
+            assert isinstance(answer.frame, frames.Ok)
+            self._answers[index] = _Value(value, answer.frame.seconds)
             return value
 
     def _error_of(self, index: int) -> Exception:
         answer = self._answers[index]
         if isinstance(answer, Exception):
             return answer
-        assert isinstance(answer, tuple)
-        frame, parts = answer
-        assert isinstance(frame, frames.Raised)
-        error = self._answers[index] = self._peers[index].exception(frame, parts)
+        assert isinstance(answer, _Received)
+        assert isinstance(answer.frame, frames.Raised)
+        error = self._answers[index] = self._peers[index].exception(answer.frame, answer.parts)
         return error
 
     # --- the caller's side ---
@@ -317,22 +353,25 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             return_exceptions: True to yield ``(rank, error)`` for a rank that failed, and go on; False to raise the
                 error.
         """
+        order: list[int] = []
         for n in range(len(self._peers)):
-            while len(self._order) <= n:
+            while len(self._answers) <= n:
                 with self._lock:
                     progress = self._progress
                     if progress is None:
                         progress = self._progress = Promise(self._method)
-                    arrived = len(self._order) > n
+                    arrived = len(self._answers) > n
                 if arrived:
                     break
                 if self._error is not None:
                     self._mark_seen()
                     raise self._error.with_traceback(None)
                 await progress
-            index = self._order[n]
+            if len(order) <= n:
+                order = list(self._answers)
+            index = order[n]
             rank, answer = self._peers[index].rank, self._answers[index]
-            if isinstance(answer, _Value) or (isinstance(answer, tuple) and isinstance(answer[0], frames.Ok)):
+            if isinstance(answer, _Value) or (isinstance(answer, _Received) and isinstance(answer.frame, frames.Ok)):
                 yield rank, self._value_of(index)
                 continue
             self._mark_seen()
@@ -341,19 +380,19 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             yield rank, self._error_of(index)
 
     def _durations(self) -> list[float]:
-        answers = (answer[0] if isinstance(answer, tuple) else answer for answer in self._answers)
-        return [answer.seconds for answer in answers if isinstance(answer, (_Value, frames.Ok))]
+        answers = (answer for _, answer in sorted(self._answers.items()))
+        timed = (answer.frame if isinstance(answer, _Received) else answer for answer in answers)
+        return [answer.seconds for answer in timed if isinstance(answer, (_Value, frames.Ok))]
 
     def _succeeded(self) -> bool:
-        return self._failed is None and len(self._order) == len(self._peers)
+        return self._failed is None and len(self._answers) == len(self._peers)
 
     def _beside_it(self, method: str) -> WorkerGroupFuncResult[Any]:
         """Return a call of *method* on the same ranks that has not begun, for `Durations`."""
         return WorkerGroupFuncResult(self._runtime, method, self._peers)
 
     def _check_blocking(self) -> None:
-        self._runtime.check_usable()
-        if not self._beside:
+        if not self._beside and self._runtime.serving_thread == threading.get_ident():
             refuse_own(self._runtime, self._method, self._missing())
 
     # --- what LostErrors reads of a call that failed (runtime.lost_errors.FailedOperation) ---
@@ -373,7 +412,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         if self._failed is None:
             return str(self._raised())
         answer, peer = self._answers[self._failed], self._peers[self._failed]
-        frame = answer[0] if isinstance(answer, tuple) else answer
+        frame = answer.frame if isinstance(answer, _Received) else answer
         assert isinstance(frame, (frames.Raised, Exception))
         return failure.describe(frame, self._method, worker=peer.name, node=peer.node)
 
@@ -383,7 +422,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
 
     def __repr__(self) -> str:
         if not self._finished:
-            state = f"{len(self._order)} of {len(self._peers)} ranks"
+            state = f"{len(self._answers)} of {len(self._peers)} ranks"
         elif self.cancelled():
             state = "cancelled"
         else:

@@ -89,7 +89,7 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         """
         left = self._end - time.monotonic() if self._end else 0.0
         with self._lock:
-            ended = self._error is not None or self._answers[index] is not None
+            ended = self._error is not None or index in self._answers
             old = self._places[index]
             peers = self._group.peers
             new = peers[old.rank] if old.rank < len(peers) else old

@@ -34,6 +34,7 @@ class _RankStream:
     """The items that one rank sends for a streaming call. The Peer of the rank keeps it until the stream ends."""
 
     __slots__ = ("_feed", "call", "peer", "taken")
+    anywhere = False
 
     def __init__(self, feed: _Feed, peer: Peer) -> None:
         self._feed = feed

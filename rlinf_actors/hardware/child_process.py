@@ -15,7 +15,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -67,6 +67,7 @@ async def run_child(
     python: str = sys.executable,
     root: str = _ROOT,
     given: bytes = b"",
+    become: Callable[[], object] | None = None,
 ) -> ChildEnd:
     """Run ``main(argv)`` of *module* in a child process, wait for its end, and kill what is left of its process group.
 
@@ -81,6 +82,7 @@ async def run_child(
         python: the child's interpreter.
         root: directory from which the child imports the package rlinf_actors.
         given: bytes that the child can read from its standard input.
+        become: called in the child before it executes *python*, to change its user; None to keep this process's.
     """
     # Files instead of pipes: a grandchild that keeps a pipe open, or fills it, cannot hold us up.
     with (
@@ -98,8 +100,9 @@ async def run_child(
                 stderr=errors,
                 env=dict(env),
                 start_new_session=True,
+                preexec_fn=become,
             )
-        except (OSError, ValueError) as error:  # ValueError: a variable with a null byte
+        except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: a variable with a null byte
             return ChildEnd(None, note=f"its process cannot be started: {error}")
         code, note = await _until_end(child, timeout_s)
         return ChildEnd(code, _content(output.fileno()), _content(errors.fileno()).decode(errors="replace"), note)

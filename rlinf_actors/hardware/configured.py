@@ -16,9 +16,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.config.cluster_config import ClusterConfig, HardwareSection
 from rlinf_actors.config.config_values import build
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.extensions import is_known, load_types
@@ -27,6 +26,9 @@ from rlinf_actors.hardware.registry import hardware_classes, hardware_types, loo
 from rlinf_actors.model.hardware import HardwareConfig, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.wire.values import Piece
+
+if TYPE_CHECKING:
+    from rlinf_actors.config.cluster_config import ClusterConfig, HardwareSection
 
 DISABLE_VALIDATE = "disable_validate"
 """Field of a config dataclass: if it is True, ``enumerate`` does not examine the machine."""

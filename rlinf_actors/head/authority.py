@@ -15,6 +15,7 @@ from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
 from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, ReadTrace
+from rlinf_actors.wire.protocol import USERS
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -45,7 +46,7 @@ class Authority:
         if isinstance(body, EStop) and body.release and speaker.role not in ("local", "driver", "head"):
             raise Refused(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
         session = head.nodes.of_peer(event.peer) or head.clients.of_peer(event.peer)
-        if session is not None and not session.member.is_same(member):
+        if session is not None and session.member is not member and not session.member.is_same(member):
             raise Refused(KIND, f"{member} speaks as {session.member}: a session belongs to the key that began it")
         if member.role == "local":
             return
@@ -102,12 +103,27 @@ class Authority:
                 f"{member} calls its node {report.hostname!r} (id {report.node_id}): a node has the name of its key "
                 "([node] name), or its id ([node] id, --node-id)",
             )
+        limits = self._head.keys.limits_of(member.key)
+        if limits.node_id not in ("", report.node_id):
+            raise Refused(
+                KIND,
+                f"the key of {member} is for node id {limits.node_id}, and this agentd says that its node id is "
+                f"{report.node_id}: leave out --node-id, or enroll this node too (`rlinf-actors keys enroll NODE`)",
+            )
+        if limits.user not in ("", hello.user) and (hello.user or hello.newest >= USERS):
+            raise Refused(
+                KIND,
+                f"the key of {member} is not for agentds of user {hello.user!r}: enroll one for that user "
+                f"(`rlinf-actors keys enroll {member.name} --user {hello.user or 'USER'}`)",
+            )
         known = self._head.nodes.known(report.node_id)
         if known is None:
             self._head.nodes.check_member(member)
             return
         if known.member.is_same(member):
             return
+        if (known.member.role, known.member.name, known.member.user) == ("agent", member.name, "") and not known.alive:
+            return  # it was here before its key was limited to a user
         if known.member == LOCAL and not known.is_head and not known.alive:
             return  # it was here before this cluster had keys
         raise Refused(

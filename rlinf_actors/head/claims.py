@@ -26,6 +26,8 @@ SETTLE_S = 0.5
 """Seconds after ROBOT_END_S at which a robot worker that a new agentd does not report counts as ended."""
 IN_USE = "hardware_in_use"
 """Error kind of a launch that is refused because another group holds its robots."""
+SHOWN = 2000
+"""Most robots in a status, which has those of all jobs: one job could fill an answer to all others."""
 ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
 
 
@@ -91,8 +93,8 @@ class ClaimTable:
                     raise Refused(IN_USE, self._refusal(held), robot=claim.key)
 
     def states(self, now: float) -> list[LeaseState]:
-        """Return the state of every robot that a group holds, sorted by the robot's key."""
-        return [self._state(list(claims.values()), now) for _, claims in sorted(self._claims.items())]
+        """Return the states of the first SHOWN robots that groups hold, sorted by the robot's key."""
+        return [self._state(list(claims.values()), now) for _, claims in sorted(self._claims.items())[:SHOWN]]
 
     def take(self, group: Group, worker: WorkerRecord, node: Node) -> HardwareClaim | None:
         """Record that *worker*, which runs or is about to start on *node*, holds all robots that it claims.

@@ -15,7 +15,10 @@ from rlinf_actors.head.client_ends import ExpectedClient, ExpectedClients, Proce
 from rlinf_actors.head.commands import CLIENT, Notify, Refused, Snapshot
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Client, Index, Node
+from rlinf_actors.head.slices import Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.model.names import wrong_name
+from rlinf_actors.net.link import is_older
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
 from rlinf_actors.wire.client_messages import ClientGone
@@ -104,12 +107,12 @@ class ClientTable:
         now = self._head.now
         known = self._clients.get(hello.incarnation)
         if known is not None:
-            del self._by_peer[known.peer]
             self._watches.trust(known)
+            if peer != known.peer:
+                self._move(known, peer)
             self._count(known, known.member, -1)
             self._count(known, member, 1)
-            known.peer, known.last_seen, known.answered, known.member = peer, now, now, member
-            self._by_peer[peer] = known
+            known.last_seen, known.answered, known.member = now, now, member
             return known
         before = self._by_worker.get(hello.worker_id) if hello.worker_id else None
         if before is not None:
@@ -137,6 +140,17 @@ class ClientTable:
         self._arm(client)
         return client
 
+    def _move(self, client: Client, peer: bytes) -> None:
+        """Answer a client by its new connection *peer* from now on.
+
+        The client repeats its unanswered requests, so those of the old connection are dropped: else they would be
+        carried out twice, and answered on a connection that its client has closed.
+        """
+        del self._by_peer[client.peer]
+        self._head.forget_requests(client.peer)
+        client.peer = peer
+        self._by_peer[peer] = client
+
     def _count(self, client: Client, member: Member, change: int) -> None:
         if member.key:
             if change > 0:
@@ -153,10 +167,13 @@ class ClientTable:
         other = self._by_peer.get(peer)
         if other is not None and other.incarnation != hello.incarnation:
             raise Refused("protocol", f"this connection is {other}'s; another client has its own")
+        known = self._clients.get(hello.incarnation)
+        if known is not None and is_older(peer, known.peer):
+            raise Refused("hello", f"{known} has replaced this connection")
         why_not = self._may_join(hello)
         if why_not:
             raise Refused("authentication", why_not)
-        if hello.incarnation not in self._clients:
+        if known is None:
             self._sessions.check(member.key, str(member))
 
     def _may_join(self, hello: ClientHello) -> str:
@@ -167,10 +184,8 @@ class ClientTable:
         """
         if hello.role not in ROLES:
             return f"{hello.role!r} is no role; the roles are {', '.join(ROLES)}"
-        if not hello.namespace:
-            return "a namespace must be named"
         if hello.role == "driver":
-            return ""
+            return wrong_name(hello.namespace, "a namespace")
         namespace = self._head.groups.namespace_of(hello.parent or hello.worker_id)
         if namespace is None:
             return f"worker {hello.parent or hello.worker_id!r} is not known here"
@@ -225,10 +240,14 @@ class ClientTable:
 
     # --- watches ---
 
-    def watch_on(self, node: Node) -> None:
+    def watch_on(self, node: Node) -> Sliced[None]:
         """Ask the agentd of *node* to watch every client on its host."""
-        for client in self._of_host.of(node.report.host):
-            self._watches.ask(client, node)
+        for clients, more in pieces(self._of_host.of(node.report.host)):
+            for client in clients:
+                if self._clients.get(client.incarnation) is client:
+                    self._watches.ask(client, node)
+            if more:
+                yield
 
     def watch(self, client: Client, nodes: Iterable[Node]) -> None:
         """Ask the agentds of those *nodes* that are on the client's host to watch the client."""
@@ -280,34 +299,50 @@ class ClientTable:
 
     # --- subscriptions to ends ---
 
-    def subscribe(self, client: Client, incarnations: Sequence[str]) -> None:
+    def subscribe(self, client: Client, incarnations: Sequence[str]) -> Sliced[None]:
         """Send *client* a ClientGone for each of these clients of its namespace as soon as that client has ended.
 
         The head waits for the hello of a client that it does not know. If the hello does not come in time, the client
         counts as ended, so that *client* does not wait for ever. If *client*'s member has used up its quota of expected
         clients, an unknown client counts as ended at once.
         """
-        for incarnation in incarnations:
-            watched = self._clients.get(incarnation)
-            if watched is not None and watched.namespace != client.namespace:
-                continue
-            known = watched is not None or incarnation in self._expected or self._ended.get(incarnation) is not None
-            if not known and not self._expected.may_name(client.member):
-                self._head.emit(Notify(client.peer, ClientGone(incarnation)))
-                continue
-            self._end_subscribers.setdefault(incarnation, {})[client.incarnation] = None
-            self._end_subscriptions.setdefault(client.incarnation, set()).add(incarnation)
-            if self._ended.get(incarnation) is not None:
-                self._tell_subscribers(incarnation)
-            elif watched is None:
-                self.expect(incarnation, client.member)
+        for piece, more in pieces(incarnations):
+            for incarnation in piece:
+                self._subscribe(client, incarnation)
+            if more:
+                yield
+            if self._clients.get(client.incarnation) is not client:
+                return
+
+    def _subscribe(self, client: Client, incarnation: str) -> None:
+        watched = self._clients.get(incarnation)
+        if watched is not None and watched.namespace != client.namespace:
+            return
+        known = watched is not None or incarnation in self._expected or self._ended.get(incarnation) is not None
+        if not known and not self._expected.may_name(client.member):
+            self._head.emit(Notify(client.peer, ClientGone(incarnation)))
+            return
+        self._end_subscribers.setdefault(incarnation, {})[client.incarnation] = None
+        self._end_subscriptions.setdefault(client.incarnation, set()).add(incarnation)
+        if self._ended.get(incarnation) is not None:
+            self._tell_subscribers(incarnation)
+        elif watched is None:
+            self.expect(incarnation, client.member)
 
     def _tell_subscribers(self, incarnation: str) -> None:
-        for subscriber in self._end_subscribers.pop(incarnation, {}):
-            self._end_subscriptions.get(subscriber, set()).discard(incarnation)
-            client = self._clients.get(subscriber)
-            if client is not None:
-                self._head.emit(Notify(client.peer, ClientGone(incarnation)))
+        subscribers = list(self._end_subscribers.pop(incarnation, ()))
+        if subscribers:
+            self._head.slices.start(self._tell(subscribers, ClientGone(incarnation)))
+
+    def _tell(self, subscribers: Sequence[str], gone: ClientGone) -> Sliced[None]:
+        for some, more in pieces(subscribers):
+            for subscriber in some:
+                self._end_subscriptions.get(subscriber, set()).discard(gone.incarnation)
+                client = self._clients.get(subscriber)
+                if client is not None:
+                    self._head.emit(Notify(client.peer, gone))
+            if more:
+                yield
 
     # --- silence ---
 

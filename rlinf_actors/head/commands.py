@@ -6,14 +6,14 @@ All other state is reported again to a restarted head by the agentds and clients
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Union
 
 import msgspec
 
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire.client_messages import KeyState
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.key_messages import KeyState
 from rlinf_actors.wire.values import EventKind, ExitReport, NodeReport
 
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
@@ -28,7 +28,8 @@ class KnownNode(msgspec.Struct, frozen=True):
     """Change that adds or replaces the record of a registered node.
 
     `rank` is None until the node's rank is fixed. A restarted head does not wait for a `lost` node. `member` is the
-    name of the agentd's key, "" without a key.
+    name of the agentd's key, "" without a key, and `user` the user that the key is limited to. `proof` is a hash of the
+    agentd's secret, "" if it has none.
     """
 
     report: NodeReport
@@ -37,6 +38,8 @@ class KnownNode(msgspec.Struct, frozen=True):
     rank: Union[int, None] = None
     lost: bool = False
     member: str = ""
+    user: str = ""
+    proof: str = ""
 
 
 class ForgetNode(msgspec.Struct, frozen=True):
@@ -143,7 +146,7 @@ class Snapshot(msgspec.Struct):
 # --- events ---
 
 
-class RequestReceived(msgspec.Struct, frozen=True):
+class RequestReceived(msgspec.Struct, frozen=True, gc=False):
     """Event: a peer, which was authenticated as `member`, sent a request."""
 
     peer: bytes
@@ -152,7 +155,7 @@ class RequestReceived(msgspec.Struct, frozen=True):
     member: Member = LOCAL
 
 
-class NoticeReceived(msgspec.Struct, frozen=True):
+class NoticeReceived(msgspec.Struct, frozen=True, gc=False):
     """Event: a peer, which was authenticated as `member`, sent a notice."""
 
     peer: bytes
@@ -172,8 +175,31 @@ class ConnectionRejected(msgspec.Struct, frozen=True):
     times: int = 1
 
 
+class MessageRefused(msgspec.Struct, frozen=True):
+    """Event: a socket did not decode a message of `member`, because a value in it is too long. The sender was told.
+
+    `verb` is the name of the message, `text` the reason.
+    """
+
+    member: Member
+    verb: str
+    text: str
+
+
+class LongMessage(msgspec.Struct, frozen=True):
+    """Event: `peer` sent a long message. `decoding` decodes it in steps, and returns None if it is malformed."""
+
+    peer: bytes
+    decoding: Generator[None, None, Union[RequestReceived, NoticeReceived, None]]
+    member: Member = LOCAL
+
+
 class TimerDue(msgspec.Struct, frozen=True):
     """Event: the time that `Coordinator.next_deadline` returned has come, so scheduled actions are due."""
+
+
+class SliceDue(msgspec.Struct, frozen=True):
+    """Event: other events had their turn, so the next slice of long work is due (head.slices)."""
 
 
 class HeadStalled(msgspec.Struct, frozen=True):
@@ -197,18 +223,18 @@ class StoreStatus(msgspec.Struct, frozen=True):
 # --- commands ---
 
 
-class Notify(msgspec.Struct, frozen=True):
+class Notify(msgspec.Struct, frozen=True, gc=False):
     peer: bytes
     body: Body
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     peer: bytes
     id: int
     body: Body
 
 
-class Refuse(msgspec.Struct, frozen=True):
+class Refuse(msgspec.Struct, frozen=True, gc=False):
     """Command to answer a request with a `Failed` message, whose fields have the same names."""
 
     peer: bytes
@@ -219,13 +245,23 @@ class Refuse(msgspec.Struct, frozen=True):
     path: str = ""
 
 
+class HoldBack(msgspec.Struct, frozen=True, gc=False):
+    """Command to hand out no messages of a connection until its work is done, except beats and emergency stops.
+
+    `held` is False to go on with it.
+    """
+
+    peer: bytes
+    held: bool
+
+
 class EndCluster(msgspec.Struct, frozen=True):
     """Command to end the head and its agentd: a member was allowed to end the cluster, and all groups have ended."""
 
     reason: str
 
 
-class LogEvent(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True, gc=False):
     """Command to add an entry to the event log and a line to the head's own log file.
 
     The fields are those of the ClusterEvent that readers of the event log receive.
@@ -243,7 +279,7 @@ class LogEvent(msgspec.Struct, frozen=True):
     exit: Union[ExitReport, None] = None
 
 
-class Persist(msgspec.Struct, frozen=True):
+class Persist(msgspec.Struct, frozen=True, gc=False):
     """Command to write a change to disk and then send `then`, or `instead` if the change cannot be written now."""
 
     change: Change
@@ -251,9 +287,12 @@ class Persist(msgspec.Struct, frozen=True):
     instead: Union[Answer, None] = None
 
 
-Event = Union[RequestReceived, NoticeReceived, ConnectionRejected, TimerDue, HeadStalled, PeerUnreachable, StoreStatus]
+Event = Union[
+    RequestReceived, NoticeReceived, LongMessage, ConnectionRejected, MessageRefused, TimerDue, SliceDue, HeadStalled,
+    PeerUnreachable, StoreStatus,
+]  # fmt: skip
 Message = Union[RequestReceived, NoticeReceived]
-Command = Union[Notify, Answer, Refuse, EndCluster, LogEvent, Persist]
+Command = Union[Notify, Answer, Refuse, HoldBack, EndCluster, LogEvent, Persist]
 Emit = Callable[[Command], None]
 
 
@@ -261,16 +300,20 @@ class Refused(Exception):
     """Raised inside the coordinator to refuse the present request. The sender gets a `Failed` message as answer.
 
     `kind`, `text` and `path` become the fields of that message. `advice` is sent after the text, but is not logged.
-    `robot` is the key of the robot that is in use, if that is the reason.
+    `robot` is the key of the robot that is in use, if that is the reason. `logged` says whether the refusal becomes an
+    entry of the event log: None if its kind and the request decide that, False if it has one already.
     """
 
-    def __init__(self, kind: str, text: str, path: str = "", advice: str = "", robot: str = "") -> None:
+    def __init__(
+        self, kind: str, text: str, path: str = "", advice: str = "", robot: str = "", logged: bool | None = None
+    ) -> None:
         super().__init__(text)
         self.kind = kind
         self.text = text
         self.path = path
         self.advice = advice
         self.robot = robot
+        self.logged = logged
 
 
 class Identity(msgspec.Struct, frozen=True):

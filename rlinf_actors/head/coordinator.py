@@ -24,37 +24,47 @@ counts as alive again after its declared end. State that agentds and clients can
 drains, emergency stops, keys, jobs) is written by `Persist` commands; a request that changes it is answered when the
 change is on disk.
 
+Work that grows with a list or table is done in slices (`head.slices`): a generator goes on at each SliceDue event,
+and other events come in between.
+
 House rules: each request gets exactly one answer, now or later; a notice that does not fit the state is counted and
 dropped; an unknown peer is asked to say hello; the cost of an event does not grow with the size of the cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Callable, Hashable, Sequence
+from typing import cast
 
 from rlinf_actors.head import commands
+from rlinf_actors.head.admission import Admission
 from rlinf_actors.head.authority import Authority
 from rlinf_actors.head.client_table import ClientTable, abandoned
 from rlinf_actors.head.event_log import EventLog, RefusalLog, of_driver, of_node, shown
+from rlinf_actors.head.group_slices import GroupSlices
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.handlers import Handlers
-from rlinf_actors.head.key_registry import NO_OWN_KEYS, Jobs, KeyRegistry, OwnKeys
+from rlinf_actors.head.jobs import Jobs
+from rlinf_actors.head.key_registry import NO_OWN_KEYS, KeyRegistry, OwnKeys
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.operations import DrainTable, NodeQueries, WorkerHealthLog
-from rlinf_actors.head.output import OutputRoutes
+from rlinf_actors.head.output_routes import OutputRoutes
 from rlinf_actors.head.quotas import RequestQuota
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.recovery import EarlyMessages, Reconciler
 from rlinf_actors.head.resizes import Resizes
 from rlinf_actors.head.robots import RobotTable
+from rlinf_actors.head.slices import PIECE, Sliced, Slices, keys_of, pieces
 from rlinf_actors.head.timers import TimerHeap
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import AgentHello, Goodbye, StopWorkers
-from rlinf_actors.wire.client_messages import KeyState, Status
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.key_messages import KeyState
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.values import NodeState
+
+AT_ONCE = 10  # held messages that are handled in the event that ended their wait; further ones follow one by one
 
 
 class Coordinator:
@@ -99,6 +109,7 @@ class Coordinator:
         self.out: list[commands.Command] = []
         self.speaker = LOCAL
         self.timers = TimerHeap()
+        self.slices = Slices(self.emit)
         self.trouble: list[str] = []
         self.listens: list[str] = []
         self.unexpected = 0
@@ -107,9 +118,11 @@ class Coordinator:
         self.requests = RequestQuota()
         self.keys = KeyRegistry(self.emit, before, own, self.keys_ended)
         self.jobs = Jobs(self, new_token, job_key, before)
+        self.admission = Admission(self)
         self.nodes = NodeTable(self, before)
         self.clients = ClientTable(self, before)
         self.groups = GroupTable(self, before)
+        self.group_slices = GroupSlices(self)
         self.launches = Launches(self)
         self.resizes = Resizes(self)
         self.robots = RobotTable(self, before)
@@ -135,14 +148,22 @@ class Coordinator:
         self.log.add(commands.LogEvent("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
         self.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
         if self.early.over:
-            self.jobs.settle()
+            for _ in self.jobs.settle():
+                pass
         self.keys.begin(wall)
         self.keys.flush()
         return self.out
 
     def handle(self, event: commands.Event, now: float, wall: float = 0.0) -> list[commands.Command]:
-        """Change the state by *event*, and return all commands to carry out, in order: `apply`, then `finish_turn`."""
-        return self.apply(event, now, wall) + self.finish_turn()
+        """Change the state by *event*, and return all commands to carry out, in order, those of all slices too."""
+        done = self.apply(event, now, wall) + self.finish_turn()
+        while self.unfinished():
+            done += self.apply(commands.SliceDue(), now, wall) + self.finish_turn()
+        return done
+
+    def unfinished(self) -> bool:
+        """True if a SliceDue event must follow, after other events had their turn."""
+        return self.slices.pending or self.groups.notices.pending or self.early.pending
 
     def apply(self, event: commands.Event, now: float, wall: float = 0.0) -> list[commands.Command]:
         """Change the state by *event*, and return the commands to carry out now, in order.
@@ -156,12 +177,13 @@ class Coordinator:
             self.keys.flush()
         held = False
         if isinstance(event, (commands.RequestReceived, commands.NoticeReceived)):
-            if self._passes(event, new=True):
-                held = self.early.holds(event)
-                if not held:
-                    self._process(event)
+            held = self._receive(event)
+        elif isinstance(event, commands.LongMessage):
+            self._begin_decoding(event)
         elif isinstance(event, commands.ConnectionRejected):
             self._connection_rejected(event)
+        elif isinstance(event, commands.MessageRefused):
+            self.refusals.note(str(event.member), event.verb, f"refused a message of {event.member}: {event.text}")
         elif isinstance(event, commands.StoreStatus):
             self.trouble = [event.trouble] if event.trouble else []
         elif isinstance(event, commands.PeerUnreachable):
@@ -172,18 +194,20 @@ class Coordinator:
             self.clients.stalled(event.seconds)
             self.robots.stalled(event.seconds)
             self.early.stalled(event.seconds)
+        elif isinstance(event, commands.SliceDue):
+            self._slice()
         else:
             self.timers.run_due(now)
-        if self.early.settle():
-            self._settled()
-        ready = [] if held else self.early.take()
-        while ready:
-            for message in ready:
-                if self._passes(message):  # again: meanwhile the head may know whose job it is
-                    self._process(message)
-                else:
-                    self.drop(message)
-            ready = self.early.take()  # a message just handled may be the one that a held message waits for
+        if self.early.is_over():
+            self.slices.start(self._settle())
+        taken = self.early.take() if self.early.pending and not held else ()
+        for number, message in enumerate(taken):
+            if number >= AT_ONCE:
+                self.slices.queue(message, self.keys_of(message))
+            elif self._passes(message):  # again: meanwhile the head may know whose job it is
+                self._process(message)
+            else:
+                self.drop(message)
         self.groups.flush()
         self.launches.flush()
         self.robots.flush()
@@ -222,7 +246,49 @@ class Coordinator:
     def _begin(self, now: float, wall: float) -> None:
         self.now, self.wall, self.out, self.speaker = now, wall, [], LOCAL
 
-    def _process(self, event: commands.Message) -> None:
+    def _slice(self) -> None:
+        """Run the next slice of long work, and handle a message that has waited for the end of such work."""
+        self.slices.step(lambda member: setattr(self, "speaker", member))
+        message = self.slices.take()
+        if isinstance(message, commands.LongMessage):
+            self._begin_decoding(message)
+        elif message is not None:
+            if self._passes(message):  # again: its key may have ended, or the head knows by now whose job it is
+                self._dispatch(message)
+            else:
+                self.drop(message)
+
+    def _receive(self, event: commands.Message, first: bool = False) -> bool:
+        """Handle a new message. Return True if it waits because the head was restarted.
+
+        *first*: True if it comes before all messages that wait for the end of long work.
+        """
+        if not self._passes(event, new=True):
+            return False
+        if self.early.holds(event):
+            return True
+        self._process(event, first)
+        return False
+
+    def _begin_decoding(self, event: commands.LongMessage) -> None:
+        if not self.slices.holds(event, (event.peer,)):
+            self.slices.start(self._decode(event), (event.peer,), event.member)
+
+    def _decode(self, event: commands.LongMessage) -> Sliced[None]:
+        message = yield from event.decoding
+        if message is not None:
+            self._receive(message, first=True)
+
+    def _process(self, event: commands.Message, first: bool = False) -> None:
+        if self.slices.idle or not self.slices.holds(event, self.keys_of(event), first):
+            self._dispatch(event)
+
+    def keys_of(self, event: commands.Message) -> tuple[Hashable, ...]:
+        """Return what a message must wait for if it is at work; see head.slices."""
+        client = self.clients.of_peer(event.peer)
+        return keys_of(event, client.namespace if client is not None else None)
+
+    def _dispatch(self, event: commands.Message) -> None:
         self.speaker = event.member
         if isinstance(event, commands.NoticeReceived):
             self._handlers.notice(event)
@@ -256,14 +322,21 @@ class Coordinator:
         kind = event.why or (event.public if self.keys.knows(event.public) else "")
         self.refusals.note(event.address, f"connection {kind}", text, event.times)
 
-    def _settled(self) -> None:
+    def _settle(self) -> Sliced[None]:
         """End the wait of a restarted head for its nodes, and declare the nodes lost that have not come back."""
-        self.nodes.abandon_missing()
-        self.groups.settle()
-        self.jobs.settle()
+        yield from self.nodes.abandon_missing()
+        self.early.over = True
+        yield from self.group_slices.settle()
+        yield from self.jobs.settle()
         self.groups.flush()  # the name of a group that ended meanwhile is free for a launch that was held
+        self.early.release_all()
 
     # --- what tables call ---
+
+    @property
+    def ending(self) -> bool:
+        """True while all groups are being stopped because the cluster ends."""
+        return self._handlers.ending
 
     def emit(self, command: commands.Command) -> None:
         """Add *command* to the commands for the present event; add a LogEvent to the event log too."""
@@ -304,9 +377,13 @@ class Coordinator:
             self.emit(of_driver("driver_ended", client, f"has ended: {self.clients.ended(incarnation)}"))
             self.output.driver_gone(client)
         self.reconciler.client_gone(client)
-        for table in (self.log, self.nodes.requests, self.early, self.requests, self.queries):
-            table.forget(client.peer)
+        self.forget_requests(client.peer)
         self.groups.forget_job(client.namespace)
+
+    def forget_requests(self, peer: bytes) -> None:
+        """Drop the requests that wait for an answer to the connection *peer* of a client."""
+        for table in (self.log, self.nodes.requests, self.early, self.requests, self.queries, self.slices):
+            table.forget(peer)
 
     def worker_gone(self, worker_id: str, lost: str = "") -> None:
         """End the sessions of a worker that has ended, and of its child members.
@@ -325,41 +402,49 @@ class Coordinator:
         """End all sessions with these keys, which are no longer valid; *why* is for people.
 
         If a member has no valid key left, its jobs end too, because the member knows their tokens and could still use
-        them.
+        them. Between two slices messages with these keys are refused.
         """
+        self.slices.start(self._end_sessions(ended, why), speaker=self.speaker)
+
+    def _end_sessions(self, ended: Sequence[KeyState], why: str) -> Sliced[None]:
         keys = {key.public for key in ended}
         reason = f"its key is not valid any more: {why}"
         self.log.forget_keys(keys)
         for node in [node for public in sorted(keys) for node in self.nodes.of_key(public)]:
+            if self.nodes.get(node.id) is not node:
+                continue
             running = [worker.id for _, workers in self.groups.on_node(node.id) for worker in workers]
             self.emit(commands.Notify(node.peer, StopWorkers(running, self.timing.orphan_grace_s, reason)))
             self.early.forget(node.peer)
             self.nodes.revoked(node, reason)
-        for client in [client for public in sorted(keys) for client in self.clients.of_key(public)]:
+            yield
+        yield from self._end_clients([one for public in sorted(keys) for one in self.clients.of_key(public)], reason)
+        for key in ended:
+            if not key.token and not self.keys.has(key):
+                yield from self._end_jobs_known_to(key, why)
+
+    def _end_clients(self, clients: Sequence[Client], reason: str) -> Sliced[None]:
+        for number, client in enumerate(clients, 1):
             if self.clients.get(client.incarnation) is client:  # ending one client may have ended this one too
                 self.emit(commands.Notify(client.peer, abandoned(reason)))
                 self.clients.gone(client, reason)
-        for key in ended:
-            if not key.token and not self.keys.has(key.role, key.name):
-                self._end_jobs_known_to(key, why)
+            if not number % PIECE:
+                yield
 
-    def _end_jobs_known_to(self, key: KeyState, why: str) -> None:
-        member = Member(key.role, key.name)
+    def _end_jobs_known_to(self, key: KeyState, why: str) -> Sliced[None]:
+        member = Member(key.role, key.name, user=key.limits.user)
         if key.role == "driver":
             for namespace in self.jobs.of_driver(key.name):
-                self._end_job(namespace, f"the key of its driver is not valid any more: {why}")
+                yield from self._end_job(namespace, f"the key of its driver is not valid any more: {why}")
         for node in [node for node in self.nodes.all() if node.member.is_same(member)]:
             for namespace in sorted(node.jobs):
-                self._end_job(namespace, f"node {node.name} knows its token, and has no valid key any more: {why}")
+                text = f"node {node.name} knows its token, and has no valid key any more: {why}"
+                yield from self._end_job(namespace, text)
 
-    def _end_job(self, namespace: str, reason: str) -> None:
-        for client in self.clients.of_job(namespace):
-            if self.clients.get(client.incarnation) is client:  # ending one client may have ended this one too
-                self.emit(commands.Notify(client.peer, abandoned(reason)))
-                self.clients.gone(client, reason)
-        for group in self.groups.of_job(namespace):
-            if not group.stopping:
-                self.groups.stop_group(group, reason)
+    def _end_job(self, namespace: str, reason: str) -> Sliced[None]:
+        yield from self._end_clients(self.clients.of_job(namespace), reason)
+        running = [group for group in self.groups.of_job(namespace) if not group.stopping]
+        yield from self.group_slices.stop_groups(running, lambda group: self.groups.stop_group(group, reason))
         self.jobs.forget(namespace)
 
     def _share_of(self, event: commands.LogEvent) -> str:
@@ -373,23 +458,39 @@ class Coordinator:
 
     # --- status ---
 
-    def status(self, now: float, sees: Callable[[str], bool] = lambda namespace: True, hosts: bool = True) -> Status:
-        """Return the state of the cluster at *now*, in monotonic seconds.
+    def status(self, now: float) -> Status:
+        """Return the state of the cluster at *now*, in monotonic seconds."""
+        self.now = max(self.now, now)
+        work = self.describe(lambda namespace: True, lambda states: states)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return cast(Status, end.value)
 
-        *sees* returns True for a namespace whose groups and clients are shown. *hosts* is False to leave out the host
-        ids, which show which nodes are on one machine.
-        """
-        nodes = self.nodes.states(now)
-        if not hosts:
-            nodes = [replace(node, report=replace(node.report, host="")) for node in nodes]
+    def describe(
+        self, sees: Callable[[str], bool], as_seen: Callable[[list[NodeState]], list[NodeState]]
+    ) -> Sliced[Status]:
+        """Return the state of the cluster: of namespaces that *sees* accepts, and of nodes as *as_seen* has them."""
+        nodes: list[NodeState] = []
+        for some, more in pieces(list(self.nodes.all())):
+            nodes += as_seen(self.nodes.states(some))
+            if more:
+                yield
+        groups = yield from self.group_slices.shown(sees)
+        clients: list[str] = []
+        for present, more in pieces(list(self.clients.alive()), 5 * PIECE):
+            clients += [str(client) for client in present if sees(client.namespace)]
+            if more:
+                yield
         return Status(
             self.identity.epoch,
             self.identity.version,
-            now - self.started_at,
-            nodes,
-            self.groups.states(sees),
-            [str(client) for client in self.clients.alive() if sees(client.namespace)],
-            self.groups.claims.states(now),
+            self.now - self.started_at,
+            sorted(nodes, key=lambda state: (state.rank < 0, state.rank, state.report.node_id)),
+            groups,
+            clients,
+            self.groups.claims.states(self.now),
             self.robots.stopped(),
             self.trouble,
             self.wall,

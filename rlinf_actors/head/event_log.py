@@ -1,8 +1,8 @@
 """The event log: which nodes, drivers and workers joined, ended or failed, and why. Pure.
 
-House rules: only a LogEvent command adds an entry, so the event log and the head's own log file never differ. The event
-log is bounded: each member, each job and all refusals together have a share, and the largest share makes room, so that
-no member pushes out the entries of others. A refused peer adds at most one line a minute.
+House rules: only a LogEvent command adds an entry, so the event log and the head's own log file (`head.log_lines`) say
+the same. The event log is bounded: each member, each job and all refusals together have a share, and the largest share
+makes room, so that no member pushes out the entries of others. A refused peer adds at most one line a minute.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from rlinf_actors.head import quotas
 from rlinf_actors.head.commands import Answer, LogEvent
@@ -26,8 +24,9 @@ from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.client_messages import Events, GetEvents
+from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.protocol import printable
-from rlinf_actors.wire.values import ClusterEvent, EventKind, ending, orderly
+from rlinf_actors.wire.values import ClusterEvent, EventKind
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -64,7 +63,6 @@ class _Share(msgspec.Struct):
     chars: int = 0
 
 
-_SEQ = attrgetter("seq")
 _REFUSALS = "\0refusals"
 """Name of the share of all refusals together."""
 
@@ -83,10 +81,10 @@ class EventLog:
         self._log = head.identity.epoch
         self._kept = kept
         self._kept_chars = kept_chars
-        self._events: deque[ClusterEvent] = deque()
+        self._events: dict[int, ClusterEvent] = {}  # by number, the oldest first
         self._shares: dict[str, _Share] = {}
         self._sizes: Heaviest[str] = Heaviest()  # parts of the log that the shares have
-        self._share_of: dict[int, str] = {}
+        self._resized: dict[str, None] = {}  # shares whose sizes have changed since a look at the largest one
         self._chars = 0
         self._last = 0
         self._flushed = 0
@@ -98,17 +96,16 @@ class EventLog:
     def add(self, entry: LogEvent, whose: str = "") -> None:
         """Add an entry, counted in the share of *whose* (a member or job); drop older entries if the log is full."""
         self._last += 1
-        event = ClusterEvent(
-            self._last, self._head.wall, **{name: getattr(entry, name) for name in entry.__struct_fields__}
-        )
-        self._events.append(event)
+        event = ClusterEvent(self._last, self._head.wall, *astuple(entry))
+        self._events[event.seq] = event
         key = _REFUSALS if event.kind == "refused" else whose
-        share = self._shares.setdefault(key, _Share())
+        share = self._shares.get(key)
+        if share is None:
+            share = self._shares[key] = _Share()
         share.seqs.append(event.seq)
-        self._share_of[event.seq] = key
         self._count(key, share, _chars(event))
         while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
-            self._make_room()
+            self._make_room(key)
 
     def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
         """Return the events that a reader asks for; None if there are none yet, and the answer is sent later.
@@ -178,33 +175,33 @@ class EventLog:
         self._of_key.free(reader.key)
         self._head.timers.cancel(reader.timer)
 
-    def _make_room(self) -> None:
-        """Drop the oldest entry of the share with the most entries or text; never the newest entry."""
-        newest = self._share_of[self._last]
+    def _make_room(self, newest: str) -> None:
+        """Drop the oldest entry of the share with the most entries or text; never the newest entry, of *newest*."""
+        for key in self._resized:
+            share = self._shares[key]
+            self._sizes.set(key, len(share.seqs) / self._kept + share.chars / self._kept_chars)
+        self._resized.clear()
         alone = len(self._shares[newest].seqs) == 1
         most = self._sizes.top(apart_from=newest) if alone else self._sizes.top()
         assert most is not None  # there is another entry
         share = self._shares[most]
-        place = bisect_left(self._events, share.seqs.popleft(), key=_SEQ)
-        event = self._events[place]
-        del self._events[place]
-        key = self._share_of.pop(event.seq)
-        self._count(key, share, -_chars(event))
+        self._count(most, share, -_chars(self._events.pop(share.seqs.popleft())))
         if not share.seqs:
-            del self._shares[key]
+            del self._shares[most]
+            self._resized.pop(most)
+            self._sizes.set(most, 0)
 
     def _count(self, key: str, share: _Share, chars: int) -> None:
         share.chars += chars
         self._chars += chars
-        self._sizes.set(key, len(share.seqs) / self._kept + share.chars / self._kept_chars)
+        self._resized[key] = None
 
     def _after(self, seq: int) -> Iterable[ClusterEvent]:
         """Return the entries with larger numbers than *seq*. A few new ones cost little, however long the log is."""
-        place = bisect_right(self._events, seq, key=_SEQ)
-        count = len(self._events) - place
-        if count < place:
-            return reversed(list(itertools.islice(reversed(self._events), count)))
-        return itertools.islice(self._events, place, None)
+        if 2 * (self._last - seq) > len(self._events):
+            return (event for event in self._events.values() if event.seq > seq)
+        newest = itertools.takewhile(lambda event: event.seq > seq, reversed(self._events.values()))
+        return reversed(list(newest))
 
     def _find(self, asked: GetEvents, sees: Sees) -> Events:
         limit, room = min(max(asked.limit, 1), ANSWER_EVENTS), ANSWER_CHARS
@@ -303,7 +300,10 @@ NAME_CHARS = 200
 
 
 def shown(record: LogEvent) -> LogEvent:
-    """Return a copy of *record* with printable text, and with names cut to NAME_CHARS characters."""
+    """Return *record* with printable text, and with names cut to NAME_CHARS characters."""
+    together = f"{record.node}{record.node_id}{record.namespace}{record.group}{record.worker_id}"
+    if len(together) <= NAME_CHARS and together.isprintable() and record.text == printable(record.text):
+        return record  # as nearly all are
     fields = ("node", "node_id", "namespace", "group", "worker_id")
     names = {name: printable(getattr(record, name), NAME_CHARS) for name in fields}
     return replace(record, text=printable(record.text), **names)

@@ -9,7 +9,7 @@ hello. For robot workers it also resends the order at each heartbeat of the agen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,14 +18,17 @@ from rlinf_actors.head.claims import ClaimTable, NameReservations
 from rlinf_actors.head.commands import WORKER, Answer, Notify, Snapshot
 from rlinf_actors.head.event_log import of_end, of_life
 from rlinf_actors.head.group_notices import GroupNotices
+from rlinf_actors.head.group_slices import states_of
+from rlinf_actors.head.orphans import Orphans
 from rlinf_actors.head.quotas import Tombstones
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.restarts import EndedGroups, FirstFailures, Restarts, not_restarted
+from rlinf_actors.head.slices import PIECE, Sliced, group_key, node_key, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers, WorkerReady
 from rlinf_actors.wire.client_messages import Done
-from rlinf_actors.wire.values import ExitReport, GroupState, WorkerSpec, ending
+from rlinf_actors.wire.values import ExitReport, GroupState, WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -52,7 +55,7 @@ class GroupTable:
         self._with_robots: dict[tuple[str, str], Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
         self._returned: dict[str, Client] = {}
-        self._orphans: dict[str, list[Group]] = {}  # by the worker that owned them, until its exit is known
+        self._orphans = Orphans(head)
         self._robot_stops: dict[str, dict[str, StopWorkers]] = {}  # orders not carried out yet, by node and worker
         self._unseen = Tombstones(WORKER, head.emit, before)
         self._ended = EndedGroups()
@@ -73,11 +76,6 @@ class GroupTable:
         """Return the namespace of a living worker, None if there is no such worker."""
         group = self._of_worker.get(worker_id)
         return None if group is None or group.workers[worker_id].gone else group.namespace
-
-    def states(self, sees: Callable[[str], bool]) -> list[GroupState]:
-        """Return the groups of the namespaces for which *sees* returns True, sorted by name, without job tokens."""
-        chosen = [group for group in self._groups.values() if sees(group.namespace)]
-        return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
 
     def all(self) -> list[Group]:
         return list(self._groups.values())
@@ -113,8 +111,25 @@ class GroupTable:
             found.setdefault(group.key, (group, []))[1].append(worker)
         return list(found.values())
 
+    def workers_on(self, node_id: str) -> list[WorkerRecord]:
+        """Return the living workers on a node."""
+        return self._on_node.of(node_id)
+
+    def never_started(self, worker: WorkerRecord, reason: str) -> None:
+        """Record the end of a worker that was stopped before its node was told to start it."""
+        self._send_stop([worker], 0.0, reason)  # its agentd may have been told by a repeated order
+        worker.exit = ExitReport("stopped", reason=reason)
+        self._step(worker, "exited")
+
+    def look_at(self, group: Group) -> None:
+        """Drop the group at the next flush if it has no living worker."""
+        self._touched[group.key] = group
+
     def is_used(self, node_id: str) -> bool:
         return node_id in self._on_node
+
+    def has_robots(self, group: Group) -> bool:
+        return group.key in self._with_robots
 
     def with_robots(self) -> list[Group]:
         """Return the groups in which at least one worker, living or ended, claims a robot."""
@@ -177,12 +192,7 @@ class GroupTable:
         self._head.early.note(group.key)
         self._of_owner.add(owner, group.key, group)
         self.robots_changed[group.key] = group
-        placed: dict[str, list[WorkerSpec]] = {}
-        for worker in group.workers.values():
-            if not worker.gone:
-                placed.setdefault(worker.node_id, []).append(worker.spec)
-        for node_id, specs in placed.items():
-            self.start(node_id, group, specs)
+        self._head.slices.start(self._head.group_slices.tell_nodes(group, list(group.workers.values())))
 
     def start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
         """Order the agentd of a node to start these workers of a group. It starts no worker that it has already."""
@@ -191,7 +201,7 @@ class GroupTable:
             self._head.nodes.has_job(node, group.namespace)
             detail = group.detail if group.described_on(node_id) else ""
             order = StartWorkers(specs, group.owner, group.cls, detail, group.detached)
-            self._head.emit(Notify(node.peer, order))
+            self._head.emit(Notify(node.peer, order.asked_by(self._head.admission.of_group(group))))
 
     def changed(self, worker: WorkerRecord) -> None:
         """Note that this worker's state has changed, for the group's owner and subscribers."""
@@ -206,10 +216,6 @@ class GroupTable:
         """
         self._returned[client.incarnation] = client
         self._head.robots.owner_changed(client.incarnation)
-
-    def settle(self) -> None:
-        """End the groups without living workers at the next flush. Called when no node is awaited any more."""
-        self._touched.update(self._groups)
 
     # --- what agentds report ---
 
@@ -255,7 +261,8 @@ class GroupTable:
         self._step(worker, "exited")
         if restart is not None:
             group.remove(worker)
-            del group.changed[id], self._of_worker[id]
+            del self._of_worker[id]
+            self.notices.replaced(group, id)
             if due <= now:  # no back-off
                 self._restart(group, successor)
 
@@ -266,11 +273,13 @@ class GroupTable:
         """
         self._withdraw_restart(worker)
         node = self._head.nodes.get(worker.node_id)
-        if node is not None and node.usable:
+        usable = node is not None and node.usable
+        closed = self._head.admission.may_restart(node, group, worker) if node is not None and usable else ""
+        if node is not None and usable and not closed:
             self._step(worker, "restart")
             self.start(node.id, group, [worker.spec])
-        elif node is not None and node.draining:
-            worker.exit = not_restarted(worker.exit, f"its node is {node.condition}")
+        elif node is not None and (closed or node.draining):
+            worker.exit = not_restarted(worker.exit, closed or f"its node is {node.condition}")
             self._step(worker, "stop")
         else:
             self.lost(worker, "it was to be started again, and its node takes no workers")
@@ -283,15 +292,8 @@ class GroupTable:
         If *certain* is True, the node's agentd said goodbye and the workers have ended. Otherwise they may still be
         running: the head reserves their robots and group names for a while, and refuses the workers when they return.
         """
-        why = f"node {node.name}: {reason}"
-        for group, workers in self.on_node(node.id):
-            for worker in workers:
-                if not certain:  # it may outlive its agentd, and must not come back
-                    self._unseen.add(worker.id, why, by=node.member)
-                    if worker.life is not WorkerLife.RESTARTING:  # else the process before it has ended
-                        self.names.lost(group, worker, node)
-                self.lost(worker, why)
-                self.claims.lose(worker, certain)
+        work = self._head.group_slices.node_lost(node, f"node {node.name}: {reason}", certain)
+        self._head.slices.start(work, [node_key(node.id)])
 
     def lose(self, worker: WorkerRecord, node: Node, reason: str) -> None:
         """Declare a worker lost although its node's agentd is registered, and order that agentd to stop the worker."""
@@ -325,36 +327,8 @@ class GroupTable:
         for group in self._subscribed.of(incarnation):
             group.subscribers.pop(incarnation, None)
             self._subscribed.discard(incarnation, group.key)
-        for group in self._of_owner.of(incarnation):
-            self._orphan(group, client)
-            self.stop_group(group, group.orphaned)
-            self._touched[group.key] = group
-
-    def _orphan(self, group: Group, client: Client | None) -> None:
-        """Set the group's `orphaned` text, which says that the group ends because its owner *client* ended.
-
-        If the owner is a worker, the report on how it ended may come later; `_owner_ended` then completes the text.
-        """
-        group.orphaned = "its owner ended"
-        if client is None:
-            return
-        owners = self._of_worker.get(client.worker_id)
-        owner = owners.workers[client.worker_id] if owners is not None else None
-        if owner is None:
-            group.orphaned += f": {client}, {self._head.clients.ended(client.incarnation)}"
-        else:
-            group.orphaned += f": {self._named(owner)}"
-            self._orphans.setdefault(owner.id, []).append(group)
-            if owner.exit is not None:
-                self._owner_ended(owner)
-
-    def _owner_ended(self, owner: WorkerRecord) -> None:
-        how = ending(owner.exit) if owner.exit is not None else "ended"
-        for group in self._orphans.pop(owner.id, ()):
-            group.orphaned = f"its owner ended: {self._named(owner)} {how}"
-
-    def _named(self, worker: WorkerRecord) -> str:
-        return f"worker {worker.spec.group}:{worker.spec.rank} on node {self._head.nodes.hostname(worker.node_id)}"
+        owned = self._of_owner.of(incarnation)
+        self._head.slices.start(self._orphans.end(owned, client), speaker=self._head.speaker)
 
     # --- stops ---
 
@@ -368,17 +342,37 @@ class GroupTable:
     def stop(self, group: Group, grace_s: float, reason: str = "") -> None:
         """Stop all workers of a group, with *grace_s* seconds between SIGTERM and SIGKILL.
 
-        *reason* says why for people; "" if the group's owner asked for it.
+        *reason* says why for people; "" if the group's owner asked for it. Workers with robots, and those that wait for
+        their restart, are stopped at once, the others in slices.
         """
         group.stopping = True
         self._head.early.note(group.key)
-        self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
+        workers = list(group.workers.values())
+        if len(workers) > PIECE:
+            urgent = list(group.robots.values())
+            urgent += [group.workers[id] for id in self._restart_timers if id in group.workers]
+            self._stop_now([one for one in urgent if not one.gone], grace_s, reason)
+            self._head.slices.start(self._stop_rest(workers, grace_s, reason))
+        else:
+            self.stop_workers([one for one in workers if not one.gone], grace_s, reason)
 
     def stop_workers(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str = "") -> None:
         """Stop workers on any nodes, with *grace_s* seconds between SIGTERM and SIGKILL.
 
         *reason* says why for people; "" if the group's owner asked for it.
         """
+        robots = [one for one in workers if one.spec.claims]  # at once, however many
+        self._stop_now(robots, grace_s, reason)
+        others = [one for one in workers if not one.spec.claims] if robots else workers
+        self._head.slices.start(self._stop_rest(others, grace_s, reason))
+
+    def _stop_rest(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str) -> Sliced[None]:
+        for some, more in pieces(workers):
+            self._stop_now([worker for worker in some if not worker.gone], grace_s, reason)
+            if more:
+                yield
+
+    def _stop_now(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str) -> None:
         for worker in workers:
             if self._withdraw_restart(worker):
                 worker.exit = ExitReport("stopped", reason=reason)
@@ -413,15 +407,16 @@ class GroupTable:
         """Send clients that have said hello the states of their workers; drop each group whose last worker is gone."""
         returned, self._returned = self._returned, {}
         for incarnation, client in returned.items():
-            for group in [*self._of_owner.of(incarnation), *self._subscribed.of(incarnation)]:
-                self.notices.send_all(group, client)
-                self._touched[group.key] = group
+            groups = [*self._of_owner.of(incarnation), *self._subscribed.of(incarnation)]
+            self._touched.update((group.key, group) for group in groups)
+            if groups:
+                self._head.slices.start(self._head.group_slices.send_all(groups, client), speaker=client.member)
         touched, self._touched = self._touched, {}
         for group in touched.values():
             if self._over(group) and not self._head.clients.expected(group.owner):
-                self._forget(group)
+                self._head.slices.start(self._forget(group), [group_key(*group.key)])
 
-    def release(self, group: Group) -> bool:
+    def release(self, group: Group) -> Sliced[bool]:
         """If a group's workers are all gone, drop the group, even if its owner is still expected to return.
 
         Returns:
@@ -429,16 +424,20 @@ class GroupTable:
         """
         over = self._over(group)
         if over:
-            self._forget(group)
+            yield from self._forget(group)
         return over
 
     def _over(self, group: Group) -> bool:
+        if group.launching or group.ending or self._groups.get(group.key) is not group:
+            return False
         return group.gone and (group.whole or self._head.early.over)
 
-    def _forget(self, group: Group) -> None:
-        self.notices.flush_group(group)
+    def _forget(self, group: Group) -> Sliced[None]:
+        group.ending = True
+        yield from self.notices.flush_group(group)
         for peer, id in group.waiting:
             self._head.emit(Answer(peer, id, Done()))
+        states = yield from states_of(group)
         del self._groups[group.key]
         self._head.early.note(group.key)
         self._of_job.discard(group.namespace, group.name)
@@ -449,12 +448,15 @@ class GroupTable:
             past.forget(group)
         if self._with_robots.pop(group.key, None) is not None:
             self.robots_changed[group.key] = group
-        for worker_id in group.workers:
-            if self._of_worker.get(worker_id) is group:
-                del self._of_worker[worker_id]
-        self._ended.add(group.state(""))
+        self._ended.add(group.state("", states))
         self._head.emit(of_end(group))
         self.forget_job(group.namespace)
+        for ids, more in pieces(list(group.workers), 10 * PIECE):
+            for worker_id in ids:
+                if self._of_worker.get(worker_id) is group:
+                    del self._of_worker[worker_id]
+            if more:
+                yield
 
     def forget_job(self, namespace: str) -> None:
         """Drop what the head keeps of a job if the job has neither groups nor clients any more."""
@@ -476,7 +478,7 @@ class GroupTable:
         if worker.spec.claims:
             self.robots_changed[group.key] = group
         if worker.gone:
-            self._owner_ended(worker)
+            self._orphans.owner_ended(worker)
             group.living.discard(worker.id)
             self._on_node.discard(worker.node_id, worker.id)
             self._head.drains.changed(worker.node_id)

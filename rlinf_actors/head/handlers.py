@@ -8,8 +8,8 @@ notice that is in no table, or that does not fit the state, is counted and dropp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from msgspec.structs import replace
 
@@ -19,12 +19,15 @@ from rlinf_actors.head.client_table import abandoned
 from rlinf_actors.head.commands import Answer, EndCluster, NoticeReceived, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_driver, of_node
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.rivals import check_rotation
+from rlinf_actors.head.slices import Sliced, pieces
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire import agent_messages, client_messages, launch_messages, resize_messages
+from rlinf_actors.wire import agent_messages, client_messages, key_messages, launch_messages, resize_messages
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
+from rlinf_actors.wire.values import NodeState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -35,6 +38,9 @@ NOT_KEPT = (
 )
 MAX_NODES = 100_000
 """Largest `num_nodes` of a GetNodes. It bounds the list of missing ranks in the error after a timeout."""
+OF_KEYS = (key_messages.AddKey, key_messages.RevokeKey, key_messages.Enroll, key_messages.RotateKey)
+"""Requests whose refusals are entries of the event log. Those of hellos, rights and quotas are, whatever was asked."""
+_Answer = Union[Body, None, Sliced[Any]]
 Signed = TypeVar(
     "Signed", client_messages.DrainNode, client_messages.EndGroup, client_messages.EStop, client_messages.StopCluster
 )
@@ -49,7 +55,7 @@ class Handlers:
         self._why_ending = "a driver ended it"
         launches = head.launches
         # Command line tools have no session: `rlinf-actors status`, `plan`, `events`, `keys`.
-        self._requests: Mapping[type[Any], Callable[[RequestReceived, Any], Body | None]] = {
+        self._requests: Mapping[type[Any], Callable[[RequestReceived, Any], _Answer]] = {
             agent_messages.AgentHello: self._agent_hello,
             agent_messages.ClientHello: self._client_hello,
             client_messages.GetStatus: self._status,
@@ -60,17 +66,17 @@ class Handlers:
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
             client_messages.StopCluster: self._stop_for_good,
-            client_messages.GetKeys: lambda event, body: self._keys(head.keys.all()),
-            client_messages.AddKey: self._add_key,
-            client_messages.RevokeKey: self._revoke_key,
-            client_messages.Enroll: self._enroll,
-            client_messages.RotateKey: self._rotate_key,
+            key_messages.GetKeys: lambda event, body: self._keys(head.keys.all()),
+            key_messages.AddKey: self._add_key,
+            key_messages.RevokeKey: self._revoke_key,
+            key_messages.Enroll: self._enroll,
+            key_messages.RotateKey: self._rotate_key,
         }
-        self._requests_of_clients: Mapping[type[Any], Callable[[Client, RequestReceived, Any], Body | None]] = {
+        self._requests_of_clients: Mapping[type[Any], Callable[[Client, RequestReceived, Any], _Answer]] = {
             client_messages.GetNodes: self._get_nodes,
             client_messages.GetEvents: self._events_of_job,
-            client_messages.Launch: self._launch,
-            launch_messages.LaunchPart: self._launch_part,
+            client_messages.Launch: launches.launch,
+            launch_messages.LaunchPart: lambda client, event, body: launches.add_part(client, body),
             launch_messages.FindWorker: lambda client, event, body: launches.find_worker(client, body),
             client_messages.FindGroup: launches.find,
             client_messages.Detach: lambda client, event, body: launches.detach(client, body),
@@ -83,9 +89,7 @@ class Handlers:
         self._notices_of_agents: Mapping[type[Any], Callable[[Node, Any], None]] = {
             agent_messages.Beat: self._agent_beat,
             agent_messages.WorkerReady: head.groups.ready,
-            agent_messages.WorkerExited: lambda node, body: head.groups.exited(
-                node, body.id, validation.exit_report(body.exit)
-            ),
+            agent_messages.WorkerExited: self._worker_exited,
             agent_messages.ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
             agent_messages.WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
             agent_messages.LogLines: head.output.lines,
@@ -95,7 +99,7 @@ class Handlers:
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
         }
-        self._notices_of_clients: Mapping[type[Any], Callable[[Client, Any], None]] = {
+        self._notices_of_clients: Mapping[type[Any], Callable[[Client, Any], Sliced[None] | None]] = {
             agent_messages.Beat: self._client_beat,
             agent_messages.LogCredit: head.output.credit,
             client_messages.WatchClients: lambda client, body: head.clients.subscribe(client, body.incarnations),
@@ -107,19 +111,35 @@ class Handlers:
 
     def request(self, event: RequestReceived) -> None:
         """Handle a request, and send its answer or error unless the answer comes later."""
-        head = self._head
         try:
-            answer = self._answer(event)
+            found = self._answer(event)
         except Refused as error:
-            head.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
-            if isinstance(event.body, (agent_messages.AgentHello, agent_messages.ClientHello)):
-                who = peer_name(event.peer) if event.member == LOCAL else str(event.member)
-                head.refusals.note(who, error.kind, f"refused {who} ({error.kind}): {error.text}")
+            self._refuse(event, error)
+        else:
+            if isinstance(found, Generator):
+                self._head.slices.start(self._sliced(event, found), self._head.keys_of(event), event.member)
+            elif found is not None:
+                self._head.emit(Answer(event.peer, event.id, found))
+
+    def _sliced(self, event: RequestReceived, work: Sliced[Body | None]) -> Sliced[None]:
+        try:
+            answer = yield from work
+        except Refused as error:
+            self._refuse(event, error)
         else:
             if answer is not None:
-                head.emit(Answer(event.peer, event.id, answer))
+                self._head.emit(Answer(event.peer, event.id, answer))
 
-    def _answer(self, event: RequestReceived) -> Body | None:
+    def _refuse(self, event: RequestReceived, error: Refused) -> None:
+        self._head.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+        hello = isinstance(event.body, (agent_messages.AgentHello, agent_messages.ClientHello))
+        logged = hello or error.kind == "authentication" or isinstance(event.body, OF_KEYS)
+        if logged if error.logged is None else error.logged:
+            who = peer_name(event.peer) if event.member == LOCAL else str(event.member)
+            kind = error.kind if hello else type(event.body).__name__
+            self._head.refusals.note(who, kind, f"refused {who} ({kind}): {error.text}")
+
+    def _answer(self, event: RequestReceived) -> _Answer:
         head, kind = self._head, type(event.body)
         client = head.clients.of_peer(event.peer)
         if client is not None:
@@ -143,7 +163,9 @@ class Handlers:
                 self._notices_of_agents.get(type(body), _unexpected)(node, body)
             elif client is not None:
                 client.last_seen = head.now
-                self._notices_of_clients.get(type(body), _unexpected)(client, body)
+                work = self._notices_of_clients.get(type(body), _unexpected)(client, body)
+                if work is not None:
+                    head.slices.start(self._sliced_notice(work), head.keys_of(event), event.member)
             elif isinstance(body, agent_messages.Beat) and (reason := head.clients.ended(body.incarnation)) is not None:
                 head.emit(Notify(peer, abandoned(reason)))
             elif not isinstance(body, agent_messages.Goodbye):
@@ -151,35 +173,46 @@ class Handlers:
         except ProtocolError:  # a fault of that peer must not end the head
             head.unexpected += 1
 
+    def _sliced_notice(self, work: Sliced[None]) -> Sliced[None]:
+        try:
+            yield from work
+        except ProtocolError:  # as in `notice`
+            self._head.unexpected += 1
+
     # --- sessions ---
 
-    def _agent_hello(self, event: RequestReceived, hello: agent_messages.AgentHello) -> agent_messages.Welcome:
+    def _agent_hello(self, event: RequestReceived, hello: agent_messages.AgentHello) -> Sliced[agent_messages.Welcome]:
         head = self._head
         protocol = self._protocol("this agentd", hello)
         validation.check_agent(hello)
         hello = validation.hello(hello)
         known = head.nodes.get(hello.node.node_id)
+        before = known.report.admit if known is not None else hello.node.admit
         node = head.nodes.hello(event.peer, hello, event.member)
         same = known is not None and known.incarnation == node.incarnation
+        yield from head.reconciler.replacing(node.id)
         if not same:
             head.emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
         else:
+            if hello.node.admit != before:
+                head.emit(of_node("node_joined", node, f"has new rules; it admits {hello.node.admit}"))
             head.clients.unwatch(node.id, head.now)  # orders to watch may have been lost with its connection
-        head.clients.watched_on(node.id, hello.watched)
-        head.reconciler.reconcile(node, hello.workers, same)
+        for watched, more in pieces(hello.watched):
+            head.clients.watched_on(node.id, watched)
+            if more:
+                yield
+        yield from head.reconciler.reconcile(node, hello.workers, same)
+        if head.nodes.get(node.id) is not node:
+            raise Refused("hello", "the agentd has another connection, or was given up meanwhile")
         head.robots.node_back(node)
         head.drains.node_back(node)
         head.queries.node_back(node)
-        head.clients.watch_on(node)
+        yield from head.clients.watch_on(node)
         return self._welcome("", protocol)
 
     def _client_hello(self, event: RequestReceived, hello: agent_messages.ClientHello) -> agent_messages.Welcome:
         head = self._head
         protocol = self._protocol(f"this {hello.role}", hello)
-        validation.check_names(
-            incarnation=hello.incarnation, namespace=hello.namespace, worker_id=hello.worker_id, host=hello.host,
-            parent=hello.parent,
-        )  # fmt: skip
         head.reconciler.check_owner(hello)
         known = head.clients.get(hello.incarnation) is not None
         client = head.clients.hello(event.peer, hello, event.member)
@@ -218,6 +251,13 @@ class Handlers:
             protocol=protocol,
         )
 
+    def _worker_exited(self, node: Node, body: agent_messages.WorkerExited) -> None:
+        exit = validation.exit_report(body.exit)
+        if body.refused:
+            who = node.name if node.member == LOCAL else str(node.member)
+            self._head.refusals.note(who, "admission", f"{who} refused to start {body.id}: {printable(exit.reason)}")
+        self._head.groups.exited(node, body.id, exit)
+
     def _agent_beat(self, node: Node, beat: agent_messages.Beat) -> None:
         self._head.emit(Notify(node.peer, agent_messages.Beat(self._head.identity.epoch, beat.at, self._head.now)))
         self._head.groups.remind(node)
@@ -228,12 +268,18 @@ class Handlers:
 
     # --- status, events, nodes ---
 
-    def _status(self, event: RequestReceived, body: client_messages.GetStatus) -> client_messages.Status:
+    def _status(self, event: RequestReceived, body: client_messages.GetStatus) -> Sliced[client_messages.Status]:
         head = self._head
-        sees = head.authority.sees(event)
-        # An agentd that knew the host ids of other machines could pose as an agentd there and report false deaths.
-        hosts = event.member.role != "agent"
-        return head.status(head.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
+        sees, client = head.authority.sees(event), head.clients.of_peer(event.peer)
+
+        def for_sender(states: list[NodeState]) -> list[NodeState]:
+            if event.member.role == "agent":
+                # if it knew the host ids of other machines, it could pose as an agentd there and report false deaths
+                states = [replace(state, report=replace(state.report, host="")) for state in states]
+            return head.admission.shown(states, client, event.member)
+
+        status = yield from head.describe(lambda name: body.namespace in (None, name) and sees(name), for_sender)
+        return replace(status, key_ends_at=head.keys.end_of(event.member.key))
 
     def _events(self, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         sees = self._head.authority.sees(event)
@@ -247,16 +293,6 @@ class Handlers:
         if not 0 <= body.num_nodes <= MAX_NODES:
             raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
         self._head.nodes.requests.wait(event.peer, event.id, body)
-
-    def _launch(self, client: Client, event: RequestReceived, body: client_messages.Launch) -> Body | None:
-        if self._ending:
-            raise Refused("usage", "the cluster is being stopped")
-        return self._head.launches.launch(client, event, body)
-
-    def _launch_part(self, client: Client, event: RequestReceived, body: launch_messages.LaunchPart) -> Body:
-        if self._ending:
-            raise Refused("usage", "the cluster is being stopped")
-        return self._head.launches.parts.add(client, body)
 
     # --- the end of the cluster ---
 
@@ -280,6 +316,11 @@ class Handlers:
         self._ending.append((event.peer, event.id, body.stay))
         self._head.launches.stop_all()
 
+    @property
+    def ending(self) -> bool:
+        """True while a StopCluster request waits for the ends of all groups."""
+        return bool(self._ending)
+
     def answer_ending(self) -> None:
         """If every group has stopped, answer the StopCluster requests.
 
@@ -294,30 +335,29 @@ class Handlers:
 
     # --- keys: a member rotates its own key, a join token adds one key, an administrator does everything else ---
 
-    def _add_key(self, event: RequestReceived, body: client_messages.AddKey) -> None:
+    def _add_key(self, event: RequestReceived, body: key_messages.AddKey) -> None:
         key = self._head.keys.add(body, signature(event.member, body.by), self._head.wall)
         self._answer_when_saved(event, self._keys([key]))
 
-    def _revoke_key(self, event: RequestReceived, body: client_messages.RevokeKey) -> None:
+    def _revoke_key(self, event: RequestReceived, body: key_messages.RevokeKey) -> None:
         ended = self._head.keys.revoke(body, signature(event.member, body.by), self._head.wall)
         self._answer_when_saved(event, self._keys(ended))
 
-    def _enroll(self, event: RequestReceived, body: client_messages.Enroll) -> None:
+    def _enroll(self, event: RequestReceived, body: key_messages.Enroll) -> None:
         key = self._head.keys.enroll(event.member, body, self._head.wall)
-        self._answer_when_saved(event, client_messages.Enrolled(key.role, key.name))
+        self._answer_when_saved(event, key_messages.Enrolled(key.role, key.name))
 
-    def _rotate_key(self, event: RequestReceived, body: client_messages.RotateKey) -> None:
+    def _rotate_key(self, event: RequestReceived, body: key_messages.RotateKey) -> None:
+        check_rotation(self._head, event.member, body.keep_s)
         key = self._head.keys.rotate(event.member, body, self._head.wall)
-        self._answer_when_saved(event, client_messages.Enrolled(key.role, key.name))
+        self._answer_when_saved(event, key_messages.Enrolled(key.role, key.name))
 
-    def _answer_when_saved(
-        self, event: RequestReceived, answer: client_messages.Keys | client_messages.Enrolled
-    ) -> None:
+    def _answer_when_saved(self, event: RequestReceived, answer: key_messages.Keys | key_messages.Enrolled) -> None:
         failed = replace(answer, warning=NOT_KEPT)
         self._head.keys.flush(Answer(event.peer, event.id, answer), Answer(event.peer, event.id, failed))
 
-    def _keys(self, keys: list[client_messages.KeyState]) -> client_messages.Keys:
-        return client_messages.Keys(keys, self._head.keys.own.public, self._head.listens, self._head.wall)
+    def _keys(self, keys: list[key_messages.KeyState]) -> key_messages.Keys:
+        return key_messages.Keys(keys, self._head.keys.own.public, self._head.listens, self._head.wall)
 
 
 def _unexpected(sender: Node | Client, body: Body) -> None:

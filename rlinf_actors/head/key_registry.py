@@ -1,32 +1,35 @@
-"""Keys and jobs: which keys are valid, how keys are added and ended, and which members belong to which job. Pure.
+"""Keys: which keys are valid, what each is limited to, and how keys are added and ended. Pure.
 
 House rules of keys: an ended key stays in the list, so that a refusal can say why it ended; it never becomes valid
 again. A request that changes keys is answered when the change is on disk. Times of keys are wall-clock times of the
 head, so that they stay meaningful over restarts.
 
-A job is a namespace and a boundary of trust; its token proves membership. On a head with keys, a job belongs to the
-driver key that opened it, and another driver needs the job's token to join. Such a head writes its jobs to disk. So
-after a restart no other driver and no agentd can claim a job without its token.
+A member is a role and a name; for an agent whose key is limited to a user, the user too. So two users of one node have
+two members, each with keys of its own.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head import commands
-from rlinf_actors.security.members import LOCAL, NAME_RULE, Member, fingerprint, is_key, is_name
-from rlinf_actors.wire.client_messages import AddKey, Enroll, KeyState, RevokeKey, RotateKey
-
-if TYPE_CHECKING:
-    from rlinf_actors.head.coordinator import Coordinator
+from rlinf_actors.security.members import (
+    LOCAL,
+    NAME_RULE,
+    USER_RULE,
+    Member,
+    fingerprint,
+    is_key,
+    is_name,
+    is_user,
+)
+from rlinf_actors.wire.key_messages import AddKey, Enroll, KeyLimits, KeyState, RevokeKey, RotateKey
 
 TOKEN_S = 900.0
 """Longest time in seconds for which a join token is valid."""
@@ -34,6 +37,9 @@ SET_BACK_S = 60.0
 """Seconds by which the clock may be set back without ending join tokens; larger than the steps of a running NTP."""
 RETIRING_S = 86400.0
 """Longest time in seconds for which a replaced key stays valid, for the processes that still run with it."""
+DAY_S = 86400.0
+WARNINGS_S = (14 * DAY_S, 7 * DAY_S, 3 * DAY_S, DAY_S)
+"""Times before a key expires at which the head writes a warning to the event log, in seconds."""
 NO_KEYS = (
     "this head has no key pair, and so it lists no keys: run `rlinf-actors keys init` on its machine and start it again"
 )
@@ -81,8 +87,10 @@ class KeyRegistry:
         self._keys = {key.public: key for key in before.keys}
         self._jobs: dict[str, str] = {}
         self._members: dict[str, Member] = {}
+        self._drivers: dict[str, KeyState] = {}  # the newest key of each driver, also if it has ended
         self._changes: list[commands.Change] = []
         self._next = math.inf
+        self._warned: dict[str, float] = {}  # by key: the last of WARNINGS_S that was written
         self.own = own
         self._index()
 
@@ -97,9 +105,24 @@ class KeyRegistry:
                 return None  # `tick` ends the sessions
         return member
 
-    def has(self, role: str, name: str) -> bool:
-        """True if the member with this role and name has a valid key; join tokens do not count."""
-        return any(not key.token for key in self._of(role, name))
+    def has(self, key: KeyState) -> bool:
+        """Return True if the member whose key this is has a valid key; join tokens do not count."""
+        return any(not other.token for other in self._of(key.role, key.name, key.limits.user))
+
+    def end_of(self, public: str) -> float | None:
+        """Return when the key ends by itself, in seconds since the epoch; None for never, or for an unknown key."""
+        key = self._keys.get(public)
+        return None if key is None or math.isinf(ends_at(key)) else ends_at(key)
+
+    def limits_of(self, public: str) -> KeyLimits:
+        """Return what the key is limited to; no limits for a key that the list does not have."""
+        key = self._keys.get(public)
+        return key.limits if key is not None else KeyLimits()
+
+    def driver_limits(self, name: str) -> KeyLimits:
+        """Return what the newest key of this driver is limited to; no limits for a driver without a listed key."""
+        key = self._drivers.get(name)
+        return key.limits if key is not None else KeyLimits()
 
     def knows(self, public: str) -> bool:
         return public in self._keys
@@ -128,7 +151,7 @@ class KeyRegistry:
         """If the list lacks the key of the driver on the head's machine, add it. Called when the head starts."""
         own = self.own
         if own.driver and own.driver not in self._keys:
-            self._end(self._of("driver", own.driver_name), "the head's machine has another driver key", wall)
+            self._end(self._of("driver", own.driver_name, ""), "the head's machine has another driver key", wall)
             self._put(KeyState(own.driver, "driver", own.driver_name, wall, "the head's machine"))
             self._emit(
                 commands.LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed")
@@ -141,17 +164,26 @@ class KeyRegistry:
         if not is_name(asked.name):
             raise commands.Refused("usage", f"{asked.name[:100]!r} is no name: {NAME_RULE}")
         self._check_new(asked.public)
-        same = self._of(asked.role, asked.name)
-        if not all(key.token for key in same):
-            raise commands.Refused(
-                "usage",
-                f"{asked.role} {asked.name!r} has a key already: end that by `rlinf-actors keys revoke {asked.name}`, "
-                "or have its machine change it by `rlinf-actors keys rotate`",
-            )
-        self._end(same, f"{who} asked for a newer one", wall)
+        limits = asked.limits
+        if limits.user and not is_user(limits.user):
+            raise commands.Refused("usage", f"{limits.user[:100]!r} is no user: {USER_RULE}")
+        _check_driver_limits(asked.role, limits)
+        if asked.valid_s is not None:
+            limits = replace(limits, until=wall + asked.valid_s)
+        same = self._of(asked.role, asked.name, limits.user)
+        if asked.replaces and asked.role == "driver":
+            before = self.driver_limits(asked.name) if any(not key.token for key in same) else KeyLimits()
+            limits = replace(limits, nodes=limits.nodes or before.nodes, groups=limits.groups or before.groups)
+        if not asked.replaces:
+            self._check_free(same)
         token = asked.token_s is not None
+        self._end((key for key in same if key.token), f"{who} asked for a newer one", wall)
         expires = None if asked.token_s is None else wall + min(max(asked.token_s, 0.0), TOKEN_S)
-        key = KeyState(asked.public, asked.role, asked.name, wall, who, token, expires)
+        key = KeyState(
+            asked.public, asked.role, asked.name, wall, who, token, expires, limits=limits, replaces=asked.replaces
+        )
+        if not token:
+            self._retire(same, key, wall)
         self._put(key)
         self._emit(commands.LogEvent("key_added", f"{who} listed {_called(key)}"))
         return key
@@ -165,7 +197,12 @@ class KeyRegistry:
             )
         self._check_new(asked.public)
         by = f"join token {fingerprint(token.public)} of {token.added_by}"
-        key = KeyState(asked.public, token.role, token.name, wall, by)
+        limits = _joined(token, asked)
+        same = self._of(token.role, token.name, limits.user)
+        if not token.replaces:
+            self._check_free(same)
+        key = KeyState(asked.public, token.role, token.name, wall, by, limits=limits)
+        self._retire(same, key, wall)
         self._put(key)
         self._end([token], f"it was used for key {fingerprint(key.public)}", wall)
         self._emit(commands.LogEvent("key_enrolled", f"{_called(key)} is listed, by {by}"))
@@ -182,9 +219,11 @@ class KeyRegistry:
         if old.expires_at is not None:
             raise commands.Refused("usage", f"{_called(old)} was replaced already: this machine has an old key file")
         self._check_new(asked.public)
-        key = KeyState(asked.public, old.role, old.name, wall, f"rotation of {fingerprint(old.public)}")
+        by = f"rotation of {fingerprint(old.public)}"
+        key = KeyState(asked.public, old.role, old.name, wall, by, limits=old.limits)
         why = f"key {fingerprint(key.public)} has replaced it"
-        self._end([other for other in self._of(old.role, old.name) if other is not old], why, wall)
+        same = self._of(old.role, old.name, old.limits.user)
+        self._end([other for other in same if other is not old], why, wall)
         self._put(key)
         keep_s = min(asked.keep_s, RETIRING_S)
         self._emit(commands.LogEvent("key_rotated", f"{_called(key)} replaces {fingerprint(old.public)}"))
@@ -204,6 +243,8 @@ class KeyRegistry:
         """
         good = [key for key in self._keys.values() if key.ended_at is None]
         hit = [key for key in good if key.name == asked.name and asked.role in (None, key.role)]
+        if asked.user is not None:
+            hit = [key for key in hit if key.limits.user == asked.user]
         if not hit:
             near = difflib.get_close_matches(asked.name, sorted({key.name for key in good}), 3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -211,9 +252,19 @@ class KeyRegistry:
         return self._end(hit, f"{who} revoked it", wall)
 
     def tick(self, wall: float) -> None:
-        if wall >= self._next:
-            due = [k for k in self._keys.values() if k.ended_at is None and (k.expires_at or math.inf) <= wall]
-            self._end(due, "its time was over", wall)
+        """End the keys and join tokens whose time is over, and warn of the keys that expire soon."""
+        if wall < self._next:
+            return
+        good = [key for key in self._keys.values() if key.ended_at is None]
+        self._end([key for key in good if ends_at(key) <= wall], "its time was over", wall)
+        for key in good:
+            left = ends_at(key) - wall
+            due = [before for before in _warnings(key) if 0 < left <= before]
+            if due and min(due) < self._warned.get(key.public, math.inf):
+                self._warned[key.public] = min(due)
+                self._emit(commands.LogEvent("key_ended", f"{_called(key)} expires in {_days(left)}: {_renewal(key)}"))
+        self._warned = {public: at for public, at in self._warned.items() if self._keys[public].ended_at is None}
+        self._plan()
 
     def next_expiry(self) -> float:
         return self._next
@@ -250,9 +301,29 @@ class KeyRegistry:
         if public in self._keys or public == self.own.public or public in self._jobs.values():
             raise commands.Refused("usage", f"key {fingerprint(public)} is known already: make a new one")
 
-    def _of(self, role: str, name: str) -> list[KeyState]:
+    def _check_free(self, same: Sequence[KeyState]) -> None:
+        """Raise Refused if one of these keys of a member is no join token."""
+        taken = next((key for key in same if not key.token), None)
+        if taken is None:
+            return
+        user = f" --user {taken.limits.user}" if taken.limits.user else ""
+        raise commands.Refused(
+            "usage",
+            f"{_member(taken)} has a key already: end that by `rlinf-actors keys revoke {taken.name}{user}`, replace "
+            "it by `rlinf-actors keys enroll --replace`, or have its machine change it by `rlinf-actors keys rotate`",
+        )
+
+    def _retire(self, same: Sequence[KeyState], by: KeyState, wall: float) -> None:
+        """Let a member's other keys expire after a day, because the key *by* replaces them."""
+        for old in same:
+            if not old.token and old.expires_at is None:
+                self._put(replace(old, expires_at=wall + RETIRING_S))
+                self._emit(commands.LogEvent("key_rotated", f"{_called(by)} replaces {fingerprint(old.public)}"))
+
+    def _of(self, role: str, name: str, user: str) -> list[KeyState]:
         """Return the keys and join tokens of a member that have not ended."""
-        return [k for k in self._keys.values() if k.ended_at is None and (k.role, k.name) == (role, name)]
+        wanted = (role, name, user)
+        return [k for k in self._keys.values() if k.ended_at is None and (k.role, k.name, k.limits.user) == wanted]
 
     def _put(self, key: KeyState) -> None:
         self._keys[key.public] = key
@@ -262,10 +333,12 @@ class KeyRegistry:
     def _end(self, keys: Iterable[KeyState], why: str, wall: float) -> list[KeyState]:
         ended = [replace(key, ended_at=wall, why=why) for key in keys]
         for key in ended:
-            self._put(key)
+            self._keys[key.public] = key
+            self._changes.append(key)
             self._emit(commands.LogEvent("key_ended", f"{_called(key)} is not valid any more: {why}"))
         if ended:
             self._trim()
+            self._index()  # once: hundreds of keys may expire at one moment
             self._on_ended(ended, why)
         return ended
 
@@ -275,26 +348,38 @@ class KeyRegistry:
         So no member can push out the ended keys of another member.
         """
         gone = sorted((k for k in self._keys.values() if k.ended_at is not None), key=lambda k: k.ended_at or 0.0)
-        counts = Counter((key.role, key.name) for key in gone)
+        counts = Counter(map(_member, gone))
         for _ in range(len(gone) - commands.KEPT):
             most = max(counts.values())
-            key = next(key for key in gone if counts[key.role, key.name] == most)
+            key = next(key for key in gone if counts[_member(key)] == most)
             gone.remove(key)
-            counts[key.role, key.name] -= 1
+            counts[_member(key)] -= 1
             del self._keys[key.public]
             self._changes.append(commands.ForgetKey(key.public))
 
     def _index(self) -> None:
         """Rebuild the dict that `admit` reads. It is replaced by a complete one, because other threads read it."""
         good = [key for key in self._keys.values() if key.ended_at is None]
-        members = {k.public: Member("enroll" if k.token else k.role, k.name, "", k.public) for k in good}
+        members = {k.public: Member("enroll" if k.token else k.role, k.name, "", k.public, k.limits.user) for k in good}
         members.update({public: Member("worker", job, job, public) for job, public in self._jobs.items()})
+        drivers = [key for key in self._keys.values() if key.role == "driver" and not key.token]
+        self._drivers = {key.name: key for key in sorted(drivers, key=lambda key: key.added_at)}
         if self.own.public:
             members[self.own.public] = Member("head", "head", "", self.own.public)
         if self.own.local:
             members[self.own.local] = LOCAL
-        self._next = min((k.expires_at for k in good if k.expires_at is not None), default=math.inf)
         self._members = members
+        self._plan()
+
+    def _plan(self) -> None:
+        """Set the time at which `tick` has something to do."""
+        self._next = math.inf
+        for key in self._keys.values():
+            ends = ends_at(key)
+            if key.ended_at is None and ends < math.inf:
+                warned = self._warned.get(key.public, math.inf)
+                times = [ends - before for before in _warnings(key) if before < warned]
+                self._next = min(self._next, ends, *times)
 
 
 def _is_over(key: KeyState, wall: float) -> bool:
@@ -303,177 +388,63 @@ def _is_over(key: KeyState, wall: float) -> bool:
     If the clock was set back, a join token may have much more time left than TOKEN_S. Such a token counts as expired. A
     replaced key stays valid in that case, because workers run with it.
     """
-    if key.expires_at is None:
-        return False
-    return wall >= key.expires_at or (key.token and key.expires_at - wall > TOKEN_S + SET_BACK_S)
+    ends = ends_at(key)
+    return wall >= ends or (key.token and ends - wall > TOKEN_S + SET_BACK_S)
+
+
+def ends_at(key: KeyState) -> float:
+    """Return when a key or join token ends by itself, in seconds since the epoch; infinity for never."""
+    times = (key.expires_at, key.limits.until)
+    return min((time for time in times if time is not None), default=math.inf)
+
+
+def _warnings(key: KeyState) -> Sequence[float]:
+    """Return how long before the end of this key the head warns. A replaced key and a join token need no warning."""
+    return WARNINGS_S if key.expires_at is None else ()
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / DAY_S:.0f} days" if seconds >= 2 * DAY_S else f"{seconds / 3600:.0f} hours"
+
+
+def _renewal(key: KeyState) -> str:
+    """Return the command that replaces a key before it expires."""
+    more = f" --user {key.limits.user}" if key.limits.user else ""
+    more += " --driver" if key.role == "driver" else ""
+    return f"`rlinf-actors keys enroll {key.name}{more} --replace` makes its successor"
+
+
+def _check_driver_limits(role: str, limits: KeyLimits) -> None:
+    if role != "driver" and (limits.nodes or limits.groups):
+        raise commands.Refused("usage", "nodes and groups are for the keys of drivers")
+    wrong = next((group for group in limits.groups if not is_name(group) or group == "local"), None)
+    if wrong is not None:
+        raise commands.Refused("usage", f"{wrong[:100]!r} is no group of drivers: {NAME_RULE}, and none is 'local'")
+    if "" in limits.nodes:
+        raise commands.Refused("usage", "a pattern of nodes is empty")
+
+
+def _joined(token: KeyState, asked: Enroll) -> KeyLimits:
+    """Return the limits of the key that a join token lists. The token's own limits stand above those of *asked*."""
+    limits, said = token.limits, {"user": asked.user, "node_id": asked.node_id}
+    for name, value in said.items():
+        fixed = getattr(limits, name)
+        if fixed and value and fixed != value:
+            what = "user" if name == "user" else "node id"
+            raise commands.Refused(
+                "usage", f"{_called(token)} is for {what} {fixed!r}, and this machine says that it is {value!r}"
+            )
+    if asked.user and not is_user(asked.user):
+        raise commands.Refused("usage", f"{asked.user[:100]!r} is no user: {USER_RULE}")
+    if token.role != "agent":
+        return limits
+    return replace(limits, user=limits.user or asked.user, node_id=limits.node_id or asked.node_id)
+
+
+def _member(key: KeyState) -> str:
+    return str(Member(key.role, key.name, user=key.limits.user))
 
 
 def _called(key: KeyState) -> str:
     what = "the join token" if key.token else "the key"
-    return f"{what} of {key.role} {key.name!r} ({fingerprint(key.public)})"
-
-
-KEPT_OWNERS = 4096
-"""Largest number of jobs, ended ones included, whose driver the head remembers so that it may read their events.
-
-Beyond this number the head forgets an ended job: the oldest of the driver that has the most ended jobs.
-"""
-
-
-class Job(msgspec.Struct, frozen=True):
-    """A job. `token` proves membership; `owner` is the name of the driver key that opened the job, "" without a key."""
-
-    namespace: str
-    token: str
-    owner: str = ""
-
-
-class Jobs:
-    """All jobs with their tokens and owners. Decides which drivers may join a job.
-
-    Args:
-        head: the coordinator.
-        new_token: returns a secret for a new job.
-        job_key: returns the public key of a job for the job's token.
-        before: the persistent state that the earlier head left.
-
-    Attributes:
-        settled: True once the head no longer waits for members of an earlier head to come back.
-    """
-
-    def __init__(
-        self, head: Coordinator, new_token: Callable[[], str], job_key: Callable[[str], str], before: commands.Snapshot
-    ) -> None:
-        self._head = head
-        self._new_token = new_token
-        self._job_key = job_key
-        self._keyed = bool(head.keys.own.public)
-        self._before = {job.namespace: job for job in before.jobs} if self._keyed else {}
-        self.settled = False
-        self._jobs: dict[str, Job] = {}
-        self._of_token: dict[str, str] = {}  # namespaces
-        self._owners: dict[str, str] = {}
-
-    def __contains__(self, namespace: str) -> bool:
-        return namespace in self._jobs
-
-    def token(self, namespace: str) -> str:
-        """Return the token of a job. The first call for a namespace makes the job."""
-        job = self._jobs.get(namespace)
-        return job.token if job is not None else self._put(namespace, self._new_token()).token
-
-    def adopt(self, namespace: str, token: str, in_use: bool = True, believed: bool = True) -> None:
-        """If a job is from before this head started, use the token that a member reports as the job's token.
-
-        A token that cannot be the job's is ignored.
-
-        Args:
-            namespace: the job's namespace.
-            token: the token that the member reports.
-            in_use: True if living workers run with the token. A token of ended workers does not replace a known token.
-            believed: True to use the token also if this head has no record of the job by which to check it.
-        """
-        if not token or not self.vouches(namespace, token, believed):
-            return
-        if self._keyed and self._of_token.get(token, namespace) != namespace:
-            return  # two jobs with one key would be one
-        if namespace not in self._jobs or (in_use and not self._keyed):
-            known = self._before.get(namespace)
-            self._put(namespace, token, known.owner if known is not None else "")
-
-    def vouches(self, namespace: str, token: str, believed: bool) -> bool:
-        """Return True if *token* may be the token of the job *namespace*. A head without keys accepts every token.
-
-        *believed* is returned for a job of which the head has no record, because it cannot check the token then.
-        """
-        job, known = self._jobs.get(namespace), self._before.get(namespace)
-        if not self._keyed:
-            return True
-        if job is not None:
-            return job.token == token
-        if known is not None:
-            return known.proof == _proof(token)
-        return believed
-
-    def forget(self, namespace: str) -> None:
-        """Drop a job that has neither clients nor groups any more. An unknown job is ignored."""
-        known = self._before.pop(namespace, None)
-        job = self._jobs.pop(namespace, None)
-        if job is not None:
-            self._of_token.pop(job.token, None)
-            self._head.keys.forget_job(namespace)
-        if self._keyed and (job is not None or known is not None):
-            self._head.emit(commands.Persist(commands.ForgetJob(namespace)))
-
-    def settle(self) -> None:
-        """Drop each job that the earlier head left if none of the job's members has come back in time."""
-        self.settled = True
-        for namespace in [namespace for namespace in self._before if namespace not in self._jobs]:
-            self.forget(namespace)
-        self._before.clear()
-
-    # --- owners ---
-
-    def may_open(self, namespace: str, driver: str, token: str) -> str:
-        """Return why the driver whose key has the name *driver* may not join this job with *token*, "" if it may."""
-        job, known = self._jobs.get(namespace), self._before.get(namespace)
-        if job is not None:
-            owner, member = job.owner, job.token == token
-        elif known is not None:
-            owner, member = known.owner, known.proof == _proof(token)
-        else:
-            return ""
-        if owner == driver or member:
-            return ""
-        return f"it is the job of driver {owner!r}" if owner else "it is another's job"
-
-    def opened(self, namespace: str, driver: str) -> None:
-        """Record that a driver has joined a job. The first driver with a key becomes the job's owner."""
-        job = self._jobs.get(namespace)
-        if job is None or not job.owner:
-            self._put(namespace, job.token if job is not None else self._new_token(), driver)
-            self._owners.pop(namespace, None)
-            self._owners[namespace] = driver
-            if len(self._owners) > KEPT_OWNERS:
-                ended = [name for name in self._owners if name not in self._jobs] or [namespace]
-                counts = Counter(self._owners[name] for name in ended)
-                self._owners.pop(max(ended, key=lambda name: counts[self._owners[name]]))  # the first of who has most
-
-    def owner_of(self, namespace: str) -> str:
-        """Return the name of the driver key that owns, or owned, this job; "" if none is known."""
-        return self._owners.get(namespace, "")
-
-    def whose(self, namespace: str) -> str:
-        """Return the share of the event log in which the entries of a job count.
-
-        The share is that of the driver that owns the job, else the job's own; "" if the job is unknown.
-        """
-        owner = self.owner_of(namespace)
-        return str(Member("driver", owner)) if owner else namespace if namespace in self._jobs else ""
-
-    def of_driver(self, driver: str) -> list[str]:
-        found = [job.namespace for job in self._jobs.values() if job.owner == driver]
-        return found + [job.namespace for job in self._before.values() if job.owner == driver]
-
-    def _put(self, namespace: str, token: str, owner: str = "") -> Job:
-        before = self._jobs.get(namespace)
-        if before is None:
-            self._owners.pop(namespace, None)  # drop the owner of an earlier job of this name
-        owner = owner or (before.owner if before is not None else "")
-        if owner:
-            self._owners[namespace] = owner
-        if before is not None:
-            self._of_token.pop(before.token, None)
-        self._jobs[namespace] = job = Job(namespace, token, owner)
-        self._of_token[token] = namespace
-        own = self._head.keys.own
-        if (before is None or before.token != token) and (own.public or own.local):
-            self._head.keys.add_job(namespace, self._job_key(token))
-        if self._keyed and job != before:
-            self._head.emit(commands.Persist(commands.KnownJob(namespace, _proof(token), owner)))
-        return job
-
-
-def _proof(token: str) -> str:
-    """Return a hash of a token, which can be kept on disk without revealing the token."""
-    return hashlib.sha256(f"rlinf-actors job\0{token}".encode()).hexdigest()
+    return f"{what} of {_member(key)} ({fingerprint(key.public)})"

@@ -7,105 +7,80 @@ A launch whose robots are in use may wait for them; waiting launches are tried i
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
-from rlinf_actors.head.group_notices import MOST_STATES, worker_changes
+from rlinf_actors.head.group_notices import MOST_STATES
+from rlinf_actors.head.group_slices import states_of
 from rlinf_actors.head.launch_parts import LaunchParts
+from rlinf_actors.head.node_requests import NAMED
 from rlinf_actors.head.records import Client, Group, Index, WorkerRecord
 from rlinf_actors.head.recovery import NO_NODE_HAS_IT
-from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.head.slices import PIECE, Sliced, group_key, pieces
 from rlinf_actors.head.validation import check_outlives, check_workers, node_for, own_namespace
+from rlinf_actors.head.waiting import Waiting, WaitingQueue
+from rlinf_actors.model.names import wrong_name
 from rlinf_actors.model.restart import launch_of, rank_id
+from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.client_messages import Detach, Done, EndGroup, FindGroup, Launch, Launched, StopGroup, Warn
-from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
+from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart
 from rlinf_actors.wire.values import ExitReport, GroupState, WorkerSpec, WorkerState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 
-class _Waiting(msgspec.Struct, eq=False):
-    """A launch or lookup that waits until `deadline`, in monotonic seconds. `client` identifies the sender."""
-
-    client: str
-    peer: bytes
-    id: int
-    asked: Launch | FindGroup
-    deadline: float
-    number: int
-    robot: str = ""  # key of the robot that was in use at the last try
-    timer: HeapTimer | None = None
-
-
-class _Queue:
-    """Waiting requests in the order of their arrival."""
-
-    def __init__(self) -> None:
-        self._all: dict[_Waiting, None] = {}
-        self._of_group: Index[_Waiting] = Index()
-        self._of_client: Index[_Waiting] = Index()
-
-    def all(self) -> list[_Waiting]:
-        return list(self._all)
-
-    def of_group(self, namespace: str, name: str) -> list[_Waiting]:
-        return self._of_group.of((namespace, name))
-
-    def of_client(self, incarnation: str) -> list[_Waiting]:
-        return self._of_client.of(incarnation)
-
-    def add(self, waiting: _Waiting) -> None:
-        self._all[waiting] = None
-        self._of_group.add((waiting.asked.namespace, waiting.asked.group), waiting, waiting)
-        self._of_client.add(waiting.client, waiting, waiting)
-
-    def remove(self, waiting: _Waiting) -> None:
-        del self._all[waiting]
-        self._of_group.discard((waiting.asked.namespace, waiting.asked.group), waiting)
-        self._of_client.discard(waiting.client, waiting)
+ENDING = "the cluster is being stopped"
+"""Why nothing is launched any more."""
 
 
 class Launches:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
-        self._waiting = _Queue()
-        self._lookups = _Queue()
+        self._waiting = WaitingQueue()
+        self._lookups = WaitingQueue()
         self._retry = False
         self._free: set[str] = set()  # keys of robots that have become free
-        self._blocked: Index[_Waiting] = Index()  # by the robot that was in use at the last try
+        self._blocked: Index[Waiting] = Index()  # by the robot that was in use at the last try
         self._numbers = itertools.count()
         self.parts = LaunchParts(head)
-        self._following: list[Notify] = []
 
     # --- launch ---
 
-    def launch(self, client: Client, event: RequestReceived, asked: Launch) -> Launched | None:
+    def launch(self, client: Client, event: RequestReceived, asked: Launch) -> Sliced[Launched | None]:
         """Launch a group: reserve its name and robots, and order the nodes to start its workers.
 
         Returns:
             The launched group; None if the launch waits for its hardware and is answered later.
         """
+        if self._head.ending:
+            raise Refused("usage", ENDING)
         asked = self._completed(client, asked)
         try:
-            return self._launch(client, asked)
+            return (yield from self._launch(client, asked))
         except Refused as refusal:
             settled = self._head.groups.claims.settled
             patience_s = max(asked.wait_s, settled - self._head.now)
             if refusal.kind != IN_USE or patience_s <= 0:
                 raise
-            self._wait(self._waiting, client, event, asked, patience_s, refusal.robot)
+            self._wait(self._waiting, client, event, asked, patience_s, refusal.robot, refusal.text)
             if self._head.now < settled:
                 self._head.timers.at(settled, self.retry_waiting)
             why = refusal.text.removesuffix(ADVICE)
             text = f"group {asked.group!r} waits for its hardware, {patience_s:.3g} s at most: {why}"
             self._head.emit(Notify(event.peer, Warn(text)))
             return None
+
+    def add_part(self, client: Client, asked: LaunchPart) -> Sliced[Done]:
+        """Keep a part of a launch that will follow."""
+        if self._head.ending:
+            raise Refused("usage", ENDING)
+        return (yield from self.parts.add(client, asked))
 
     def _completed(self, client: Client, asked: Launch) -> Launch:
         """Return *asked* with the workers of its parts. A repeated launch may have left them with a waiting launch."""
@@ -115,59 +90,117 @@ class Launches:
                 return before
         return self.parts.complete(client, asked)
 
-    def _launch(self, client: Client, asked: Launch) -> Launched:
+    def _launch(self, client: Client, asked: Launch) -> Sliced[Launched]:
         own_namespace(client, asked.namespace)
         self._head.robots.check(asked)
         groups = self._head.groups
-        taken = groups.get(asked.namespace, asked.group)
+        key = asked.namespace, asked.group
+        taken = groups.get(*key)
         if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
-            return self._launch_again(taken, client, asked)
+            return (yield from self._launch_again(taken, client, asked))
         if taken is not None and asked.get_if_exists and not taken.stopping and not taken.gone:
-            return self._existing(taken, client, asked)
-        if taken is not None and not groups.release(taken):
+            return (yield from self._existing(taken, client, asked))
+        if taken is not None and not (yield from groups.release(taken)):
             raise Refused(
                 "name_in_use",
                 f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
                 "give this one another name, or shut that one down first",
             )
+        if wrong := wrong_name(asked.group, "a group"):
+            raise Refused("usage", wrong)
         groups.names.check(asked.namespace, asked.group)
-        check_workers(asked, lambda id: groups.of_worker(id) is not None)
-        nodes = [node_for(spec, self._head.nodes) for spec in asked.workers]
+        yield from check_workers(asked, lambda id: groups.of_worker(id) is not None)
+        placed, robots = yield from self._check_nodes(client, asked.workers)
+        # From here to the next yield nothing else happens: the name and all robots are granted together.
+        if self._head.ending:
+            raise Refused("usage", ENDING)
+        if self._head.clients.get(client.incarnation) is not client:
+            raise Refused("node_lost", f"the {client.role} that launched group {asked.group!r} has ended")
+        if groups.get(*key) is not None:
+            raise Refused("name_in_use", f"a group named {asked.group!r} was reported by a node in the meantime")
+        self._head.robots.check(asked)
         if asked.outlives:
-            check_outlives(asked, client, self._head.identity.embedded, nodes)
-        groups.claims.check((claim for spec in asked.workers for claim in spec.claims), asked.namespace)
+            nodes = {spec.node_rank: node_for(spec, self._head.nodes) for spec in placed}
+            check_outlives(asked, client, self._head.identity.embedded, nodes.values())
+        groups.claims.check((claim for spec in robots for claim in spec.claims), asked.namespace)
         token = self._head.jobs.token(asked.namespace)
         owner = (self._head.clients.driver_of(asked.namespace) if asked.detached else None) or client
         group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
+        group.nested = client.role == "worker"
         if owner is not client:
             group.detached = True
             group.subscribers[client.incarnation] = None
-        placed: dict[str, list[WorkerSpec]] = {}
-        for node, unsigned in zip(nodes, asked.workers, strict=True):
-            spec = replace(unsigned, token=token, resizes=0)
-            placed.setdefault(node.id, []).append(spec)
-            worker = WorkerRecord(spec, node.id, node.report.ip)
-            groups.add(group, worker)
-            groups.claims.take(group, worker, node)
+        group.launching = True
         groups.enter(group)
-        for lookup in self._lookups.of_group(*group.key):
-            self._try(lookup)
+        try:
+            yield from self._add_workers(group, asked.workers, robots, token)
+        except Refused as refusal:
+            self._head.group_slices.launch_failed(group, refusal.text)
+            raise
+        group.launching = False
+        self._try(self._lookups.of_group(*group.key))
         text = f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"
         self._head.emit(of_group("group_launched", group, text))
-        for node_id, specs in placed.items():
-            groups.start(node_id, group, specs)
-        return self._launched(client, group.state(token))
+        yield from self._head.group_slices.start_all(group, list(group.workers.values()))
+        states = yield from states_of(group)
+        return self.launched(client, group.state(token, states))
 
-    def _launched(self, client: Client, state: GroupState) -> Launched:
+    def _check_nodes(
+        self, client: Client, specs: Sequence[WorkerSpec]
+    ) -> Sliced[tuple[list[WorkerSpec], list[WorkerSpec]]]:
+        """Raise Refused if the node of a worker is not there, or if the client may not launch it there.
+
+        Returns:
+            One worker of each node, and all workers with robots.
+        """
+        checked: dict[tuple[int, bool], WorkerSpec] = {}
+        robots: list[WorkerSpec] = []
+        for some, more in pieces(specs, 5 * PIECE):
+            for spec in some:
+                kind = spec.node_rank, bool(spec.claims)
+                if kind not in checked:
+                    self._head.admission.check(client, node_for(spec, self._head.nodes), spec)
+                    checked[kind] = spec
+                if spec.claims:
+                    robots.append(spec)
+            if more:
+                yield
+        return list(checked.values()), robots
+
+    def _add_workers(
+        self, group: Group, specs: Sequence[WorkerSpec], robots: Sequence[WorkerSpec], token: str
+    ) -> Sliced[None]:
+        """Add the workers of a launch to its group, those with *robots* first and without a yield.
+
+        Raises:
+            Refused: the group was stopped or a node was lost in the meantime.
+        """
+        for spec in robots:
+            self._add(group, spec, token)
+        for some, more in pieces(specs):
+            for spec in some:
+                if not spec.claims:
+                    self._add(group, spec, token)
+            if more:
+                yield
+                if group.stopping:
+                    raise Refused("usage", f"group {group.name!r} was stopped while it was launched")
+
+    def _add(self, group: Group, spec: WorkerSpec, token: str) -> None:
+        node = node_for(spec, self._head.nodes)
+        worker = WorkerRecord(replace(spec, token=token, resizes=0), node.id, node.report.ip)
+        self._head.groups.add(group, worker)
+        self._head.groups.claims.take(group, worker, node)
+
+    def launched(self, client: Client, state: GroupState) -> Launched:
         """Return the answer with the state of a group. States that do not fit into it follow it."""
         rest = state.workers[MOST_STATES:]
         if not rest:
             return Launched(state)
-        for message in worker_changes(state.namespace, state.name, rest, state.world_size):
-            self._following.append(Notify(client.peer, message))
+        self._head.slices.start(self._head.group_slices.follow(client, state, rest), speaker=client.member)
         return Launched(replace(state, workers=state.workers[:MOST_STATES]))
 
-    def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
+    def _launch_again(self, group: Group, client: Client, asked: Launch) -> Sliced[Launched]:
         """Answer a repeated launch whose first answer was lost with a connection or with an earlier head.
 
         The head recognises the launch by its worker ids, because no two launches share an id. Workers that the head
@@ -176,27 +209,44 @@ class Launches:
         groups = self._head.groups
         if group.stopping:
             raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
-        check_workers(asked, lambda id: groups.of_worker(id) not in (None, group))
+        yield from check_workers(asked, lambda id: groups.of_worker(id) not in (None, group))
         token = self._head.jobs.token(asked.namespace)
         groups.subscribe(group, client)
         try:
             missing = [
                 (node_for(spec, self._head.nodes), spec) for spec in asked.workers if spec.id not in group.launch
             ]
+            for node, spec in missing:
+                self._head.admission.check(client, node, spec)
             groups.claims.check((claim for _, spec in missing for claim in spec.claims), group.namespace, group)
         except Refused as refusal:
             if refusal.kind != IN_USE or self._head.now >= groups.claims.settled:
                 groups.stop_group(group, "not all its nodes, or robots, were there after the head was restarted")
             raise
-        for node, unsigned in missing:
-            spec = replace(unsigned, token=token, resizes=0)
-            worker = WorkerRecord(spec, node.id, node.report.ip)
-            groups.adopt(group, worker)
-            groups.claims.take(group, worker, node)
-            groups.start(node.id, group, [spec])
-        return self._launched(client, group.state(token))
+        added = yield from self.adopt_all(group, [spec for _, spec in missing], token, 0)
+        yield from self._head.group_slices.start_all(group, added)
+        states = yield from states_of(group)
+        return self.launched(client, group.state(token, states))
 
-    def _existing(self, group: Group, client: Client, asked: Launch) -> Launched:
+    def adopt_all(
+        self, group: Group, specs: Sequence[WorkerSpec], token: str, resizes: int
+    ) -> Sliced[list[WorkerRecord]]:
+        """Add workers to a group that clients know, those with robots without a yield. Return their records."""
+        ordered = [*(one for one in specs if one.claims), *(one for one in specs if not one.claims)]
+        added = []
+        for number, unsigned in enumerate(ordered, 1):
+            node = self._head.nodes.of_rank(unsigned.node_rank)
+            if node is None or group.stopping:
+                break  # those that were added so far are not started, see GroupTable.start_all
+            worker = WorkerRecord(replace(unsigned, token=token, resizes=resizes), node.id, node.report.ip)
+            self._head.groups.adopt(group, worker)
+            self._head.groups.claims.take(group, worker, node)
+            added.append(worker)
+            if not number % PIECE and not (number < len(ordered) and ordered[number].claims):
+                yield
+        return added
+
+    def _existing(self, group: Group, client: Client, asked: Launch) -> Sliced[Launched]:
         """Answer a launch that has `get_if_exists` with the running group of its name.
 
         Raises:
@@ -208,7 +258,7 @@ class Launches:
                 f"the group named {asked.group!r} in namespace {asked.namespace!r} is of class {group.cls}, and not of "
                 f"{asked.cls}: give this one another name, or shut that one down first",
             )
-        found = self._find(client, FindGroup(asked.namespace, asked.group))
+        found = yield from self._find(client, FindGroup(asked.namespace, asked.group))
         assert found is not None  # it is *group*
         return found
 
@@ -230,7 +280,7 @@ class Launches:
 
     # --- find ---
 
-    def find(self, client: Client, event: RequestReceived, asked: FindGroup) -> Launched | None:
+    def find(self, client: Client, event: RequestReceived, asked: FindGroup) -> Sliced[Launched | None]:
         """Return the state of a group, and subscribe the client to its changes.
 
         Returns:
@@ -238,7 +288,7 @@ class Launches:
         """
         own_namespace(client, asked.namespace)
         try:
-            found = self._find(client, asked)
+            found = yield from self._find(client, asked)
             if found is None and asked.wait_s <= 0:
                 raise self._not_found(asked)
         except Refused:
@@ -249,7 +299,7 @@ class Launches:
             self._wait(self._lookups, client, event, asked, asked.wait_s)
         return found
 
-    def _find(self, client: Client, asked: FindGroup) -> Launched | None:
+    def _find(self, client: Client, asked: FindGroup) -> Sliced[Launched | None]:
         """Return the state of a group, and subscribe the client; return None if no group has that name.
 
         Raises:
@@ -266,11 +316,12 @@ class Launches:
         if group is None:
             ended = groups.ended(namespace, name, self._head.jobs.token(namespace)) if asked.ended else None
             if ended is not None and asked.launch in ("", *(launch_of(one.id) for one in ended.workers)):
-                return self._launched(client, ended)
+                return self.launched(client, ended)
             return None
         groups.subscribe(group, client)
-        state = group.state(self._head.jobs.token(namespace))
-        return self._launched(client, replace(state, workers=[*state.workers, *_absent(group)]))
+        states = yield from states_of(group)
+        states += _absent(group) if len(states) < group.world_size else []
+        return self.launched(client, group.state(self._head.jobs.token(namespace), states))
 
     def find_worker(self, client: Client, asked: FindWorker) -> FoundWorker:
         """Return the state of one worker of the client's job."""
@@ -281,8 +332,10 @@ class Launches:
 
     def _not_found(self, asked: FindGroup) -> Refused:
         namespace = asked.namespace
-        there = sorted(group.name for group in self._head.groups.of_job(namespace))
-        known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
+        there = [group.name for group in self._head.groups.of_job(namespace)]
+        names = ", ".join(map(repr, sorted(there[:NAMED])))
+        more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+        known = f"there are {names}{more}" if there else "there is none at all"
         return Refused("not_found", f"no group named {asked.group!r} is running in namespace {namespace!r}; {known}")
 
     # --- stop ---
@@ -306,12 +359,12 @@ class Launches:
         group.waiting.append((event.peer, event.id))
         self._head.groups.stop(group, asked.grace_s)
 
-    def end(self, event: RequestReceived, asked: EndGroup) -> None:
+    def end(self, event: RequestReceived, asked: EndGroup) -> Sliced[None]:
         """Stop a group for a person or tool, and answer the request when the group's last worker is gone."""
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None:
             raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
-        if self._head.groups.release(group):
+        if (yield from self._head.groups.release(group)):
             self._head.emit(Answer(event.peer, event.id, Done()))
             return
         group.waiting.append((event.peer, event.id))
@@ -321,11 +374,13 @@ class Launches:
         """Stop every group and refuse all waiting launches, because the cluster ends."""
         for waiting in self._waiting.all():
             self._remove(waiting)
-            self._head.emit(Refuse(waiting.peer, waiting.id, "usage", "the cluster is being stopped"))
+            self._head.emit(Refuse(waiting.peer, waiting.id, "usage", ENDING))
         for lookup in self._lookups.all():
-            self._try(lookup, last=True)
-        for group in self._head.groups.all():
-            self._head.groups.stop(group, self._head.timing.stop_grace_s)
+            lookup.last = True
+        self._try(self._lookups.all())
+        groups, grace_s = self._head.groups, self._head.timing.stop_grace_s
+        work = self._head.group_slices.stop_groups(groups.all(), lambda group: groups.stop(group, grace_s))
+        self._head.slices.start(work)
 
     # --- waiting ---
 
@@ -341,61 +396,92 @@ class Launches:
         if (self._retry or self._free) and self._head.now >= self._head.groups.claims.settled:
             due = self._waiting.all() if self._retry else [w for key in self._free for w in self._blocked.of(key)]
             self._retry, self._free = False, set()
-            for waiting in sorted(due, key=lambda waiting: waiting.number):
-                self._try(waiting)
-        for notice in self._following:
-            self._head.emit(notice)
-        self._following.clear()
+            self._try(sorted(due, key=lambda waiting: waiting.number))
 
     def _wait(
-        self,
-        queue: _Queue,
-        client: Client,
-        event: RequestReceived,
-        asked: Launch | FindGroup,
-        wait_s: float,
-        robot: str = "",
-    ) -> None:
+        self, queue: WaitingQueue, client: Client, event: RequestReceived, asked: Launch | FindGroup, wait_s: float,
+        robot: str = "", why: str = "",
+    ) -> None:  # fmt: skip
         for again in [w for w in queue.of_client(client.incarnation) if w.asked == asked]:
+            if again.id != event.id and isinstance(asked, FindGroup):
+                continue  # of another thread of the client; a repeated request has its old number
             self._remove(again)
             self._head.requests.done(again.peer, again.id)  # the repeated request gets the answer instead
-        waiting = _Waiting(
-            client.incarnation, event.peer, event.id, asked, self._head.now + wait_s, next(self._numbers), robot
-        )
-        waiting.timer = self._head.timers.at(waiting.deadline, lambda: self._try(waiting))
+        until, number = self._head.now + wait_s, next(self._numbers)
+        waiting = Waiting(client.incarnation, event.peer, event.id, asked, until, number, robot, why)
+        waiting.timer = self._head.timers.at(until, lambda: self._expired(waiting))
         queue.add(waiting)
         if isinstance(asked, Launch):
             self._blocked.add(robot, waiting, waiting)
 
-    def _remove(self, waiting: _Waiting) -> None:
+    def _remove(self, waiting: Waiting) -> None:
         self._head.timers.cancel(waiting.timer)
         self._blocked.discard(waiting.robot, waiting)
         (self._waiting if isinstance(waiting.asked, Launch) else self._lookups).remove(waiting)
 
-    def _try(self, waiting: _Waiting, last: bool = False) -> None:
-        """Try a waiting launch or lookup again.
+    def _expired(self, waiting: Waiting) -> None:
+        """End a wait at its deadline. A launch is not tried again: its robot has not become free since the last try."""
+        if waiting.trying or not waiting.robot or self._retry or waiting.robot in self._free:
+            self._try([waiting])
+        else:
+            self._head.emit(Refuse(waiting.peer, waiting.id, IN_USE, waiting.why))
+            self._remove(waiting)
 
-        If the try fails, the request waits on or is refused. It is refused in any case if this is the *last* try.
+    def _try(self, due: Sequence[Waiting]) -> None:
+        """Try waiting launches and lookups again: one now, the others in slices, those for one group in their order.
+
+        If the try fails, the request waits on or is refused.
         """
+        of_group: dict[tuple[str, str], list[Waiting]] = {}
+        for waiting in due:
+            if not waiting.trying:
+                waiting.trying = True
+                of_group.setdefault((waiting.asked.namespace, waiting.asked.group), []).append(waiting)
+        for number, (key, some) in enumerate(of_group.items()):
+            client = self._head.clients.get(some[0].client)
+            speaker = client.member if client is not None else LOCAL
+            keys = [group_key(*key)] if isinstance(some[0].asked, Launch) else []  # lookups delay no end of the group
+            self._head.slices.start(self._try_each(some, number == 0), keys, speaker)
+
+    def _try_each(self, some: Sequence[Waiting], now: bool) -> Sliced[None]:
+        for waiting in some:
+            if not now:
+                yield
+            now = False
+            if self._is_waiting(waiting):
+                yield from self._trying(waiting)
+
+    def _trying(self, waiting: Waiting) -> Sliced[None]:
         client, asked = self._head.clients.get(waiting.client), waiting.asked
-        may_wait = not last and self._head.now < waiting.deadline
+        answer: Launched | None = None
         try:
             if client is not None:
-                answer = self._launch(client, asked) if isinstance(asked, Launch) else self._find(client, asked)
-                if answer is None and may_wait:
-                    return
-                if answer is None:
-                    assert isinstance(asked, FindGroup)
-                    raise self._not_found(asked)
-                self._head.emit(Answer(waiting.peer, waiting.id, answer))
+                if isinstance(asked, Launch):
+                    answer = yield from self._launch(client, asked)
+                else:
+                    group = self._head.groups.get(asked.namespace, asked.group)
+                    if group is None or not group.launching:
+                        answer = yield from self._find(client, asked)
+                    if answer is None:
+                        raise self._not_found(asked)
         except Refused as refusal:
+            waiting.trying = False
+            may_wait = not waiting.last and self._head.now < waiting.deadline
             if may_wait and (isinstance(asked, FindGroup) or refusal.kind == IN_USE):
                 self._blocked.discard(waiting.robot, waiting)
-                waiting.robot = refusal.robot
-                self._blocked.add(waiting.robot, waiting, waiting)
+                waiting.robot, waiting.why = refusal.robot, refusal.text
+                if isinstance(asked, Launch):
+                    self._blocked.add(waiting.robot, waiting, waiting)
                 return
-            self._head.emit(Refuse(waiting.peer, waiting.id, refusal.kind, refusal.text))
-        self._remove(waiting)
+            if self._is_waiting(waiting):
+                self._head.emit(Refuse(waiting.peer, waiting.id, refusal.kind, refusal.text))
+        if answer is not None and self._is_waiting(waiting):
+            self._head.emit(Answer(waiting.peer, waiting.id, answer))
+        if self._is_waiting(waiting):
+            self._remove(waiting)
+
+    def _is_waiting(self, waiting: Waiting) -> bool:
+        return waiting in (self._waiting if isinstance(waiting.asked, Launch) else self._lookups)
 
 
 def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rlinf_actors.head import commands
-from rlinf_actors.head.records import Index, Node, NodeLife
+from rlinf_actors.head.records import Index, NodeLife
+from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.client_messages import GetNodes, Nodes
+from rlinf_actors.wire.values import NodeState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -23,13 +27,17 @@ NAMED = 20
 
 
 class _NodeRequest(msgspec.Struct, eq=False):
-    """A GetNodes request that waits for nodes until its timer fires. It came at `since`, in monotonic seconds."""
+    """A GetNodes request that waits for nodes until its timer fires. It came at `since`, in monotonic seconds.
+
+    `answering` is True while the nodes are there and the answer is made, in slices.
+    """
 
     peer: bytes
     id: int
     num_nodes: int
     since: float
     timer: HeapTimer
+    answering: bool = False
 
 
 class NodeRequests:
@@ -56,10 +64,11 @@ class NodeRequests:
         request = _NodeRequest(
             peer, id, asked.num_nodes, now, self._head.timers.at(now + patience, lambda: self._time_out(request))
         )
-        is_new = asked.num_nodes not in self._requests  # else it is known how many nodes lack
-        self._requests.setdefault(asked.num_nodes, {})[request] = None
+        alike = self._requests.setdefault(asked.num_nodes, {})
+        known = bool(alike) and not next(iter(alike)).answering  # how many nodes lack
+        alike[request] = None
         self._of_peer.add(peer, request, request)
-        if is_new:
+        if not known:
             self._examine(asked.num_nodes)
 
     def forget(self, peer: bytes) -> None:
@@ -73,7 +82,6 @@ class NodeRequests:
         del same[request]
         if not same:
             del self._requests[request.num_nodes]
-            self._due_of.pop(request.num_nodes, None)
             self._first_lacking.pop(request.num_nodes, None)
 
     def nodes_changed(self) -> None:
@@ -83,7 +91,9 @@ class NodeRequests:
         while self._due and self._due[0][0] <= self._changes:
             at, num_nodes = heapq.heappop(self._due)
             if self._due_of.get(num_nodes) == at:
-                due.append(num_nodes)
+                del self._due_of[num_nodes]
+                if num_nodes in self._requests:
+                    due.append(num_nodes)
         for num_nodes in due:
             if self._certainly_lacks(num_nodes):
                 self._examine_after(num_nodes, 1)
@@ -91,8 +101,10 @@ class NodeRequests:
                 self._examine(num_nodes)
 
     def _examine_after(self, num_nodes: int, changes: int) -> None:
-        self._due_of[num_nodes] = self._changes + changes
-        heapq.heappush(self._due, (self._changes + changes, num_nodes))
+        at = self._changes + changes
+        if self._due_of.get(num_nodes) != at:  # else that entry is from requests that were removed meanwhile
+            self._due_of[num_nodes] = at
+            heapq.heappush(self._due, (at, num_nodes))
 
     def _certainly_lacks(self, num_nodes: int) -> bool:
         """Return True if the rank that was the first to lack a node still belongs to a node that is not there."""
@@ -114,35 +126,68 @@ class NodeRequests:
             self._first_lacking[num_nodes] = missing[0]
             self._examine_after(num_nodes, len(missing))
             return
-        for request in list(self._requests[num_nodes]):
-            self._remove(request)
-            self._answer(request)
+        ready = [request for request in self._requests[num_nodes] if not request.answering]
+        for request in ready:
+            request.answering = True
+        if ready:
+            self._head.slices.start(self._answer_all(ready), speaker=self._member(ready[0]))
+
+    def _member(self, request: _NodeRequest) -> Member:
+        client = self._head.clients.of_peer(request.peer)
+        return client.member if client is not None else LOCAL
 
     def _missing(self, num_nodes: int) -> list[int]:
-        """Return the ranks below *num_nodes* for which there is no usable node."""
+        """Return the ranks below *num_nodes* that no usable node has."""
         order = self._nodes.order()
         return [rank for rank in range(num_nodes) if rank not in order]
 
-    def _answer(self, request: _NodeRequest) -> None:
+    def _answer_all(self, requests: Sequence[_NodeRequest]) -> Sliced[None]:
+        for number, request in enumerate(requests):
+            if number:
+                yield
+            yield from self._answer(request)
+
+    def _answer(self, request: _NodeRequest) -> Sliced[None]:
+        states: list[NodeState] = []
         order = self._nodes.order()
         ranks = range(request.num_nodes) if request.num_nodes else list(order)
-        states = []
-        for rank in ranks:
-            node = self._node(order[rank])
-            self._nodes.give_rank(node, rank)
-            states.append(node.state(rank, self._head.now))
+        for some, more in pieces(ranks):
+            nodes = [(rank, self._nodes.get(order.get(rank, ""))) for rank in some]
+            if request.num_nodes and not all(node for _, node in nodes):  # one was lost since `_examine`
+                request.answering = False
+                self._examine_after(request.num_nodes, 1)
+                if request.timer.at <= self._head.now:
+                    self._time_out(request)
+                return
+            for rank, node in nodes:
+                if node is not None:
+                    self._nodes.give_rank(node, rank)
+            found = [node.state(rank, self._head.now) for rank, node in nodes if node is not None]
+            states += self._head.admission.shown(found, self._head.clients.of_peer(request.peer), LOCAL)
+            if more:
+                yield
+        if request not in self._requests.get(request.num_nodes, ()):
+            return  # it has been refused, or its client has ended
+        self._remove(request)
         warnings = []
-        if len(states) < len(order):
-            rest = itertools.islice(order.values(), len(states), len(states) + NAMED)
-            names = ", ".join(sorted(self._node(id).name for id in rest))
+        if request.num_nodes and request.num_nodes < len(order):
+            rest = itertools.islice(order.values(), request.num_nodes, request.num_nodes + NAMED)
+            names = ", ".join(sorted(node.name for node in map(self._nodes.get, rest) if node is not None))
             warnings.append(
                 f"{len(order)} nodes have registered and num_nodes is {request.num_nodes}; not used: "
-                f"{names}{_more(len(order) - len(states))}"
+                f"{names}{_more(len(order) - request.num_nodes)}"
             )
         self._head.emit(commands.Answer(request.peer, request.id, Nodes(states, warnings)))
 
     def _time_out(self, request: _NodeRequest) -> None:
+        if request.answering or request not in self._requests.get(request.num_nodes, ()):
+            return
         self._remove(request)
+        self._head.slices.start(self._refuse(request), speaker=self._member(request))
+
+    def _refuse(self, request: _NodeRequest) -> Sliced[None]:
+        if request.num_nodes > 10 * PIECE:
+            yield  # other requests may be due at the same moment
         missing = self._missing(request.num_nodes)
         ranks = ", ".join(f"{rank} ({self._last_seen(rank)})" for rank in missing[:NAMED])
         text = (
@@ -151,11 +196,6 @@ class NodeRequests:
             f"{_more(len(missing))}. Does agentd run there, with --connect to this head?"
         )
         self._head.emit(commands.Refuse(request.peer, request.id, "timeout", text, tuple(missing)))
-
-    def _node(self, id: str) -> Node:
-        node = self._nodes.get(id)
-        assert node is not None  # `order` has only living nodes
-        return node
 
     def _last_seen(self, rank: int) -> str:
         node = self._nodes.ranked(rank)

@@ -3,6 +3,8 @@
 A node is suspect after a few missed heartbeats, and lost when its lease ends. A lost node keeps its rank for
 `Timing.rank_hold_s`, until none of its workers can be running; then its record is dropped. The head fixes a node's rank
 when the node's configuration sets the rank, or when a driver first gets the node.
+
+A hello does not take over a node that lives: `head.rivals`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from rlinf_actors.head.event_log import of_node
 from rlinf_actors.head.node_requests import NAMED, NodeRequests
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Index, Node, NodeLife
+from rlinf_actors.head.rivals import check_only_node, check_rival, proof_of
+from rlinf_actors.head.slices import Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.net.link import is_older
 from rlinf_actors.placement.node_order import order_nodes
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.settings import NODE_RANK
@@ -62,12 +67,22 @@ class NodeTable:
         self._of_member = Quota("nodes")
         self._on_host: Index[Node] = Index()
         self._of_key: Index[Node] = Index()  # by public key
+        self._of_holder: Index[Node] = Index()  # by the label of the member
         self._in_job: Index[str] = Index()  # ids of the nodes that have, or had, workers of a job
         self.drained = dict(before.drained)
         self.missing: set[str] = set()
         for id, known in self._known.items():
-            member = Member("agent", known.member) if known.member else LOCAL
-            node = Node(known.report, known.incarnation, b"", known.is_head, head.now, head.now, member=member)
+            member = Member("agent", known.member, user=known.user) if known.member else LOCAL
+            node = Node(
+                known.report,
+                known.incarnation,
+                b"",
+                known.is_head,
+                head.now,
+                head.now,
+                member=member,
+                proof=known.proof,
+            )
             node.draining = self.drained.get(id, "")
             if known.lost:
                 node.step("expired", head.now)
@@ -109,6 +124,10 @@ class NodeTable:
         """Return the living nodes whose agentd has this public key."""
         return [node for node in self._of_key.of(public) if node.alive]
 
+    def of_member(self, member: Member) -> list[Node]:
+        """Return the nodes of a member with a key, living, awaited and lost."""
+        return self._of_holder.of(label(member))
+
     def of_job(self, namespace: str) -> list[Node]:
         """Return the living nodes that have, or had, workers of this job."""
         return [node for node in map(self.get, self._in_job.of(namespace)) if node is not None]
@@ -132,10 +151,8 @@ class NodeTable:
         """Return the node's fixed rank, -1 if its rank is not fixed yet."""
         return self._ranks.get(node.id, -1)
 
-    def states(self, now: float) -> list[NodeState]:
-        """Return the states of all nodes, lost nodes included: first by rank, then the nodes without a rank by id."""
-        found = [node.state(self.rank(node), now) for node in self._nodes.values()]
-        return sorted(found, key=lambda state: (state.rank < 0, state.rank, state.report.node_id))
+    def states(self, nodes: Iterable[Node]) -> list[NodeState]:
+        return [node.state(self.rank(node), self._head.now) for node in nodes]
 
     def hostname(self, node_id: str) -> str:
         """Return the host name of this node, or *node_id* itself if the node is unknown."""
@@ -162,17 +179,24 @@ class NodeTable:
             )
         replaced = self._replaced.get(hello.incarnation)
         if replaced is not None:
-            raise commands.Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
+            raise commands.Refused("node_lost", f"{replaced}; come back as a new one")
         other = self._by_peer.get(peer)
         if other is not None and other.id != hello.node.node_id:
             raise commands.Refused(
                 "protocol", f"this connection is node {other.name}'s; another node's agentd has its own"
             )
         known = self._nodes.get(hello.node.node_id)
+        if known is not None and known.incarnation == hello.incarnation and is_older(peer, known.peer):
+            raise commands.Refused("hello", f"the agentd of node {known.name} has replaced this connection")
+        proof = proof_of(hello.secret)
+        if known is not None:
+            check_rival(self._head, known, hello, proof)
+        check_only_node(self._head, hello, member)
         protocol = agreed(hello.protocol, hello.newest)
         node = Node(
-            hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member, protocol=protocol
-        )
+            hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member, protocol=protocol,
+            proof=proof,
+        )  # fmt: skip
         if known is not None:
             node.jobs, node.log_name, node.uncredited = known.jobs, known.log_name, known.uncredited
         self._check_rank(node)
@@ -202,6 +226,7 @@ class NodeTable:
     def heard(self, node: Node) -> None:
         """Renew the lease of a node whose agentd has sent a message of any kind."""
         was_suspect = node.life is NodeLife.SUSPECT
+        node.connected = True
         self._end_suspicion(node)
         node.last_seen = self._head.now
         node.step("heard", self._head.now)
@@ -241,13 +266,18 @@ class NodeTable:
         self._forget(node)
         self._may_answer()
 
-    def abandon_missing(self) -> None:
+    def abandon_missing(self) -> Sliced[None]:
         """Declare every node lost that has not registered again since the head was restarted."""
         waited = self._head.now - self._head.started_at
-        for node in [self._nodes[id] for id in self._nodes if id in self.missing]:
-            reason = f"it did not come back within {waited:.0f} s after the head was restarted"
-            self._lost.add(node.incarnation, f"was declared lost: {reason}")
-            self._end(node, "expired", reason)
+        reason = f"it did not come back within {waited:.0f} s after the head was restarted"
+        for ids, more in pieces([id for id in self._nodes if id in self.missing]):
+            for id in ids:
+                if id in self.missing:
+                    node = self._nodes[id]
+                    self._lost.add(node.incarnation, f"was declared lost: {reason}")
+                    self._end(node, "expired", reason)
+            if more:
+                yield
 
     def revoked(self, node: Node, reason: str) -> None:
         """Declare a node lost because its agentd's key is no longer valid."""
@@ -260,6 +290,8 @@ class NodeTable:
         node whose workers may outlive its agentd, because the next agentd may take them over.
         """
         node = self._by_peer.get(peer)
+        if node is not None:
+            node.connected = False
         if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:
             silence = self._head.now - node.last_seen
             reason = f"its agentd was silent for {silence:.0f} s and is not connected"
@@ -325,6 +357,7 @@ class NodeTable:
             self._of_member.free(label(before.member))
             self._on_host.discard(before.report.host, node.id)
             self._of_key.discard(before.member.key, node.id)
+            self._of_holder.discard(label(before.member), node.id)
             self._drop_statement(before)
         if node.life is not NodeLife.LOST:
             (self._silent if node.report.rank is None else self._stated)[node.id] = None
@@ -332,15 +365,18 @@ class NodeTable:
         self._on_host.add(node.report.host, node.id, node)
         if node.member.key:
             self._of_key.add(node.member.key, node.id, node)
+        if holder := label(node.member):
+            self._of_holder.add(holder, node.id, node)
         self._nodes[node.id] = node
         self._arm(node)
 
     def _persist(self, node: Node) -> None:
         """If the record of this node or its fixed rank has changed, write it to disk for a restarted head."""
-        member = node.member.name if node.member.role == "agent" else ""
+        member, user = (node.member.name, node.member.user) if node.member.role == "agent" else ("", "")
         known = commands.KnownNode(
-            node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member
-        )
+            node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member, user,
+            node.proof,
+        )  # fmt: skip
         if self._known.get(node.id) != known:
             self._known[node.id] = known
             self._head.emit(commands.Persist(known))
@@ -353,6 +389,7 @@ class NodeTable:
         self._of_member.free(label(node.member))
         self._on_host.discard(node.report.host, node.id)
         self._of_key.discard(node.member.key, node.id)
+        self._of_holder.discard(label(node.member), node.id)
         for namespace in node.jobs:
             self._in_job.discard(namespace, node.id)
         self._drop_statement(node)
@@ -418,6 +455,8 @@ class NodeTable:
                     "unreachable", f"{NODE_RANK} is {stated} here, unlike on node {holder.name}, which {where}"
                 )
         others = [node, *(other for other in rivals if other.alive)]
+        if len(others) == 1 and node.report.rank is None:
+            return  # it has no rank yet, or keeps the one that it has
         ranks = {other.id: self._ranks[other.id] for other in others if other.id in self._ranks}
         try:
             order_nodes([*(other.registered for other in others[1:]), node.registered], ranks, complete=False)

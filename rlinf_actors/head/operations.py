@@ -9,6 +9,7 @@ import msgspec
 from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_node, of_worker
 from rlinf_actors.head.records import Index, Node, WorkerRecord
+from rlinf_actors.head.slices import PIECE, Sliced
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
     HardwareFound,
@@ -27,12 +28,16 @@ from rlinf_actors.wire.client_messages import (
     TraceRead,
     Warn,
 )
+from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 NOT_KEPT = "the head could not write that to its disk: a restarted one will not know it; see `rlinf-actors status`"
+
+NAMED_RANKS = 100
+"""Most ranks that a warning names."""
 
 
 class DrainTable:
@@ -77,14 +82,20 @@ class DrainTable:
         self._head.nodes.drain(node.id, why)
         self._empty.discard(node.id)
         self._log(node)
-        for group, workers in self._head.groups.on_node(node.id):
+        self._head.slices.start(self._warn_owners(node, why), speaker=self._head.speaker)
+        self._head.launches.retry_waiting()  # what waits for a robot of that node is refused now
+
+    def _warn_owners(self, node: Node, why: str) -> Sliced[None]:
+        for number, (group, workers) in enumerate(self._head.groups.on_node(node.id), 1):
             owner = self._head.clients.get(group.owner)
-            ranks = ", ".join(str(worker.spec.rank) for worker in workers)
+            ranks = ", ".join(str(worker.spec.rank) for worker in workers[:NAMED_RANKS])
+            ranks += f" and {len(workers) - NAMED_RANKS} others" * (len(workers) > NAMED_RANKS)
             if owner is not None:
                 text = f"node {node.name} is being drained: {why}. Group {group.name!r} (ranks {ranks} there) goes on "
                 text += "until you shut it down; nothing new starts there"
                 self._head.emit(commands.Notify(owner.peer, Warn(text)))
-        self._head.launches.retry_waiting()  # what waits for a robot of that node is refused now
+            if not number % PIECE:
+                yield
 
     def _undrain(self, asked: DrainNode, node: Node | None) -> None:
         self._head.nodes.undrain(asked.node_id)
@@ -153,12 +164,16 @@ class NodeQueries:
 
     def ask(self, event: commands.RequestReceived, asked: EnumerateHardware) -> None:
         """Ask a node to enumerate its hardware; the node's answer goes to the sender of *event*."""
-        order = LookForHardware(self._name(), asked.question)
+        speaker = self._head.authority.speaker(event)
+        self._head.admission.check_question(speaker, asked.node_id)
+        by = self._head.admission.of_member(speaker) or Launcher()
+        order = LookForHardware(self._name(), asked.question).asked_by(by)
         limit_s = min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
         self._forward(event, asked.node_id, order, asked.question.type, limit_s)
 
     def ask_trace(self, event: commands.RequestReceived, asked: ReadTrace) -> None:
         """Ask a node for a part of a job's traces; the node's answer goes to the sender of *event*."""
+        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
         self._forward(event, asked.node_id, SendTrace(self._name(), asked.question), "traces", TRACE_S)
 
     def _name(self) -> str:

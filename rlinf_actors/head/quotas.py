@@ -36,7 +36,7 @@ LIMITS: dict[str, Limit] = {
     "sessions": Limit(4096, "sessions with the head", "key"),
     # A client whose process an agentd watches stays without sending a word, so each costs memory until it ends.
     "drivers": Limit(1000, "driver processes", "driver's key"),
-    # Each user of a machine may run an agentd with the machine's key. Lost nodes count while their rank is kept.
+    # One lives at a time. Lost nodes count while their rank is kept, also those of an agentd that changes its id.
     "nodes": Limit(64, "nodes", "key"),
     # Owners that an agentd names after a restart of the head, and clients whose end a client wants to hear of.
     "expected clients": Limit(16384, "clients that this head has not met", "member"),
@@ -66,7 +66,8 @@ def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
     """
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
-        raise Refused(kind, f"{holder} has {most} {what} already, the most that one {whose} may have{advice}")
+        text = f"{holder} has {most} {what} already, the most that one {whose} may have{advice}"
+        raise Refused(kind, text, logged=True)
 
 
 class Quota:

@@ -6,6 +6,7 @@ An event that the table does not allow in the present state raises a ProtocolErr
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Hashable, KeysView, Mapping
 from dataclasses import dataclass, field
@@ -165,6 +166,9 @@ class Node:
         draining: why the node takes no new workers, "" if it takes them.
         jobs: the namespaces that have, or had, workers on the node.
         protocol: the protocol version of the agentd's session.
+        proof: a hash of the secret of the agentd's run directory, "" from an agentd of an earlier version.
+        connected: False if the last message to the agentd could not be sent, because its connection had ended.
+        warned: when the agentd was last told of a rival.
     """
 
     report: values.NodeReport
@@ -181,6 +185,9 @@ class Node:
     member: Member = LOCAL
     jobs: set[str] = field(default_factory=set)
     protocol: int = OLDEST
+    proof: str = ""
+    connected: bool = True
+    warned: float = -math.inf
 
     @property
     def id(self) -> str:
@@ -220,10 +227,12 @@ class Node:
     def state(self, rank: int, now: float) -> values.NodeState:
         """Return the node's state as clients receive it; *rank* is -1 if the node has none."""
         life, seen = self.life.value, now - self.last_seen
-        return values.NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
+        return values.NodeState(
+            self.report, self.incarnation, rank, life, seen, self.is_head, self.draining, self.protocol
+        )
 
 
-class Client(msgspec.Struct):
+class Client(msgspec.Struct, gc=False):
     """A driver, worker or child member, as the head knows it.
 
     Attributes:
@@ -253,7 +262,7 @@ class Client(msgspec.Struct):
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"
 
 
-class WorkerRecord(msgspec.Struct):
+class WorkerRecord(msgspec.Struct, gc=False):
     """One worker process of a group.
 
     `exit` says how the worker ended; before its end, how the rank's previous incarnation ended.
@@ -303,15 +312,20 @@ class Group(msgspec.Struct):
         owner: incarnation of the client with which the group ends; "" for a detached group without an owner.
         workers: the workers by id, ended ones included.
         living: ids of the workers that are not gone.
+        robots: those of `workers` that claim robots.
         subscribers: incarnations of the clients, except the owner, that hold a handle of the group.
         waiting: (peer, request id) of the requests to answer when no living worker is left.
         changed: the workers whose state must be sent to the owner and the subscribers, by id.
+        watches: for each answer about the group that is being made in slices, the ranks that have changed since.
         detached: True if the group outlives the client that launched it.
         unclaimed: True if a restarted head knows the owner only from agentds, and the owner has not confirmed it.
         orphaned: text that says which owner's end ended the group; "" while the owner lives.
         size: the number of ranks that `noted` or `resized` has set last.
         resizes: number of times that the group was resized; -1 before a member is known.
         redescribed: True if the clients that hold handles must get the new `detail`.
+        launching: True until all workers of the launch have been added (head.launches does that in slices).
+        nested: True if a worker has launched the group; a restarted head sees it by the owner alone.
+        ending: True while the group is being dropped, in slices, after its last worker has gone.
     """
 
     namespace: str
@@ -321,9 +335,11 @@ class Group(msgspec.Struct):
     detail: str = ""
     workers: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
     living: set[str] = msgspec.field(default_factory=set)
+    robots: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
     subscribers: dict[str, None] = msgspec.field(default_factory=dict)
     waiting: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
     changed: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
+    watches: list[set[int]] = msgspec.field(default_factory=list)
     stopping: bool = False
     detached: bool = False
     unclaimed: bool = False
@@ -331,6 +347,9 @@ class Group(msgspec.Struct):
     size: int = 0
     resizes: int = -1
     redescribed: bool = False
+    launching: bool = False
+    ending: bool = False
+    nested: bool = False
     _of_rank: Counter[int] = msgspec.field(default_factory=Counter)  # number of workers known, by rank
     _of_rank_id: Counter[str] = msgspec.field(default_factory=Counter)  # the same by id without incarnation number
     _of_launch: Counter[str] = msgspec.field(default_factory=Counter)
@@ -360,9 +379,12 @@ class Group(msgspec.Struct):
         self._at[worker.spec.rank] = worker.id
         self.noted(worker.spec)
         self.living.add(worker.id)
+        if worker.spec.claims:
+            self.robots[worker.id] = worker
 
     def remove(self, worker: WorkerRecord) -> None:
         del self.workers[worker.id]
+        self.robots.pop(worker.id, None)
         self._count(worker, -1)
 
     def _count(self, worker: WorkerRecord, change: int) -> None:
@@ -430,7 +452,7 @@ class Group(msgspec.Struct):
     @property
     def summary(self) -> str:
         """The state of the whole group in one word, such as running or degraded, derived from its workers' states."""
-        lives = {worker.life for worker in self.members}
+        lives = {worker.life for worker in self.workers.values() if worker.spec.rank < self.size}
         if lives == {WorkerLife.GONE}:
             return "gone"
         if self.stopping:
@@ -446,13 +468,13 @@ class Group(msgspec.Struct):
         """The workers, without those that are being added or that leave."""
         return [worker for worker in self.workers.values() if worker.spec.rank < self.size]
 
-    def state(self, token: str, everyone: bool = False) -> values.GroupState:
+    def state(self, token: str, states: list[values.WorkerState] | None = None) -> values.GroupState:
         """Return the group's state as clients receive it, with *token* as the job's token.
 
-        If *everyone* is True, it has also the workers that are being added or that leave.
+        *states* are the states of the workers that it has; None for those of all members.
         """
-        workers = sorted(self.workers.values() if everyone else self.members, key=lambda worker: worker.spec.rank)
-        states = [worker.state() for worker in workers]
+        if states is None:
+            states = [worker.state() for worker in sorted(self.members, key=lambda worker: worker.spec.rank)]
         return values.GroupState(
             self.namespace,
             self.name,

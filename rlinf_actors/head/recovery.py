@@ -13,7 +13,7 @@ hello and one Handles message is held. A peer without a session is asked to say 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,12 @@ from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_notices import worker_changes
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
+from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire import agent_messages, client_messages, resize_messages
+from rlinf_actors.wire.client_messages import FindGroup
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_messages import FindWorker
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
@@ -36,6 +38,9 @@ from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, Wor
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
+TOGETHER = 200
+"""Most held messages that are examined in one turn: thousands may wait for the last node."""
+NEVER_HELD = (agent_messages.Beat, client_messages.EStop)
 RESIZES = (resize_messages.AddRanks, resize_messages.ResizeGroup)
 NO_NODE_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
 
@@ -44,10 +49,11 @@ class Reconciler:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._missing_workers = Quota("missing workers")
+        self._replacing: dict[str, Sliced[None]] = {}
 
     # --- agentds ---
 
-    def reconcile(self, node: Node, reported: Sequence[RunningWorker], known: bool) -> None:
+    def reconcile(self, node: Node, reported: Sequence[RunningWorker], known: bool) -> Sliced[None]:
         """Update the head's record of a node's workers from the *reported* workers.
 
         The head adopts each reported worker that it does not know, because the worker's group is from before this head
@@ -63,17 +69,30 @@ class Reconciler:
         # Living workers first: a living worker decides to which launch a name or rank belongs now. Agents list ended
         # workers oldest first, so the newest end comes first here.
         ended = [one for one in reported if one.exit is not None]
-        for running in [*(one for one in reported if one.exit is None), *reversed(ended)]:
-            self._take_over(node, running)
+        for piece, more in pieces([*(one for one in reported if one.exit is None), *reversed(ended)]):
+            for running in piece:
+                self._take_over(node, running)
+            if more:
+                yield
+            if self._head.nodes.get(node.id) is not node:
+                return
         listed = {running.spec.id for running in reported}
         groups.claims.node_is_back(node.id, listed, known)
         groups.names.node_is_back(node.id, listed)
-        for group, workers in groups.on_node(node.id):
-            missing = [w for w in workers if w.life is not WorkerLife.RESTARTING and w.id not in listed]
-            groups.start(node.id, group, [w.spec for w in missing if w.life is WorkerLife.STARTING])
-            for worker in missing:
-                if worker.life is not WorkerLife.STARTING:
+        for some, more in pieces(groups.workers_on(node.id)):
+            starting: dict[tuple[str, str], tuple[Group, list[WorkerSpec]]] = {}
+            for worker in some:
+                group = groups.of_worker(worker.id)
+                if worker.id in listed or worker.gone or group is None or group.launching:
+                    continue
+                if worker.life is WorkerLife.STARTING:
+                    starting.setdefault(group.key, (group, []))[1].append(worker.spec)
+                elif worker.life is not WorkerLife.RESTARTING:
                     groups.missing(worker, node, "its agent does not have it any more")
+            for group, specs in starting.values():
+                groups.start(node.id, group, specs)
+            if more:
+                yield
 
     def replaced(self, node: Node, hello: agent_messages.AgentHello) -> None:
         """End the workers of a node's earlier agentd that the *hello* of its new agentd does not list.
@@ -83,11 +102,18 @@ class Reconciler:
         start that worker never arrived, and `reconcile` sends the order again. Any other worker that it does not
         mention is lost, and its robots stay held for a while, because the worker may still be making them safe.
         """
+        self._replacing[node.id] = self._end_of_earlier(node, hello)
+
+    def replacing(self, node_id: str) -> Sliced[None]:
+        """Do what `replaced` has left for this node: before `reconcile`, which ends other workers for other reasons."""
+        yield from self._replacing.pop(node_id, ())
+
+    def _end_of_earlier(self, node: Node, hello: agent_messages.AgentHello) -> Sliced[None]:
         groups = self._head.groups
         listed = {running.spec.id for running in hello.workers}
-        for _, workers in groups.on_node(node.id):
-            for worker in workers:
-                if worker.life is WorkerLife.RESTARTING or worker.id in listed:
+        for some, more in pieces(sorted(groups.workers_on(node.id), key=lambda worker: not worker.spec.claims)):
+            for worker in some:
+                if worker.life is WorkerLife.RESTARTING or worker.id in listed or worker.gone:
                     continue
                 why = hello.ended.get(worker.id)
                 if why is not None:
@@ -95,6 +121,8 @@ class Reconciler:
                 elif not (hello.keeps and worker.life is WorkerLife.STARTING):
                     groups.lost(worker, f"node {node.name}: its agentd was started anew")
                     groups.claims.lose(worker, False)
+            if more:
+                yield
 
     def _take_over(self, node: Node, running: RunningWorker) -> None:
         groups, spec = self._head.groups, running.spec
@@ -184,7 +212,7 @@ class Reconciler:
             if group.namespace != hello.namespace:
                 raise commands.Refused("authentication", f"this {hello.role} says that it owns groups of another job")
 
-    def handles(self, client: Client, message: client_messages.Handles) -> None:
+    def handles(self, client: Client, message: client_messages.Handles) -> Sliced[None]:
         """Answer a reconnected client's handles with the present state of the workers in its groups.
 
         If the client owns a group that its handles no longer name, stop that group, because the client has shut it
@@ -192,7 +220,9 @@ class Reconciler:
         """
         own = {handle.name: handle for handle in message.groups if handle.namespace == client.namespace}
         for handle in own.values():
-            self._handle(client, handle)
+            yield from self._handle(client, handle)
+            if self._head.clients.get(client.incarnation) is not client:
+                return
         known = {state.id for handle in message.groups for state in handle.workers} | set(message.launching)
         ranks = {rank_id(id) for id in known}
         for group in self._head.groups.of_owner(client.incarnation):
@@ -203,31 +233,40 @@ class Reconciler:
                     self._head.groups.stop_group(group, "its owner has shut it down while the head was away")
         self._head.groups.flush()  # the name of one that was in a back-off is free for a launch that was held
 
-    def _handle(self, client: Client, handle: GroupHandle) -> None:
+    def _handle(self, client: Client, handle: GroupHandle) -> Sliced[None]:
         group = self._head.groups.get(handle.namespace, handle.name)
         if group is not None and group.launch.isdisjoint(rank_id(state.id) for state in handle.workers):
             group = None  # a namesake
         if group is None:
-            states, size = self._ends_of(client, handle), 0
+            ends = yield from self._ends_of(client, handle)
+            yield from self._tell(client, worker_changes(handle.namespace, handle.name, ends, 0))
         else:
             most = max(group.world_size, len(handle.workers))  # more: some are being added
-            for state in handle.workers:
-                known = self._head.groups.of_worker(state.id)
-                if 0 <= state.rank < most and state.rank not in group.ranks and known is None:
-                    self._add_ended(client, group, state)
             self._head.groups.subscribe(group, client)
-            states, size = [worker.state() for worker in group.workers.values()], group.world_size
             if group.owner == client.incarnation:
                 group.detail = group.detail or handle.detail
-        for message in worker_changes(handle.namespace, handle.name, states, size):
-            self._head.emit(commands.Notify(client.peer, message))
+            for piece, more in pieces(handle.workers):
+                for state in piece:
+                    known = self._head.groups.of_worker(state.id)
+                    if 0 <= state.rank < most and state.rank not in group.ranks and known is None:
+                        self._add_ended(client, group, state)
+                if more:
+                    yield
+            yield from self._head.groups.notices.send_all(group, client)
 
-    def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:
+    def _tell(self, client: Client, messages: Sequence[client_messages.WorkerChanged]) -> Sliced[None]:
+        for message in messages:
+            self._head.emit(commands.Notify(client.peer, message))
+            yield
+
+    def _ends_of(self, client: Client, handle: GroupHandle) -> Sliced[list[WorkerState]]:
         """Return the final states of the workers in a client's handle whose group does not exist any more."""
         ended = self._head.groups.ended(handle.namespace, handle.name)
         known = {state.id: state for state in ended.workers} if ended is not None else {}
         states = []
-        for state in handle.workers:
+        for number, state in enumerate(handle.workers, 1):
+            if not number % PIECE:
+                yield
             if state.state != "gone":
                 found = known.get(state.id)
                 if found is None:
@@ -241,7 +280,7 @@ class Reconciler:
     def _add_ended(self, client: Client, group: Group, state: WorkerState) -> None:
         """Record the end of a worker that only this client's handle names, so that all subscribers are notified."""
         known = next(iter(group.workers.values())).spec
-        spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
+        spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=())
         worker = WorkerRecord(spec, "", state.node_ip)
         ended = validation.exit_report(state.exit) if state.state == "gone" and state.exit is not None else None
         self._head.groups.adopt(group, worker)
@@ -283,7 +322,7 @@ class EarlyMessages:
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
-        self.over = not head.nodes.missing
+        self.over = self._released = self._is_over = not head.nodes.missing
         self._until = head.now + head.timing.patience_s
         self._timer: HeapTimer | None = None
         self._numbers = itertools.count()
@@ -292,6 +331,7 @@ class EarlyMessages:
         self._of_peer: Index[int] = Index()
         self._noted: dict[Hashable, None] = {}
         self._all_noted = False
+        self._examined: deque[int] = deque()  # numbers of the messages to examine next
         self._last: dict[tuple[bytes, type[object]], int] = {}
         self._launches: Counter[tuple[bytes, str, str]] = Counter()
         self._arm()
@@ -302,7 +342,8 @@ class EarlyMessages:
         Returns:
             True if the message is held back; False if the head can handle it now.
         """
-        if not self._too_early(event):
+        behind = self._released and event.peer in self._of_peer and not isinstance(event.body, NEVER_HELD)
+        if not behind and not self._too_early(event):
             return False
         number = next(self._numbers)
         self._held[number] = event
@@ -316,19 +357,24 @@ class EarlyMessages:
             if before is not None:
                 self._head.drop(self._release(before))
             self._last[event.peer, type(event.body)] = number
+        if behind:  # earlier messages of its connection have not been examined yet
+            self._examined.append(number)
         self._arm()
         return True
 
-    def settle(self) -> bool:
-        """End the wait for the earlier head's nodes if all of them are back or the time to wait is over.
+    def is_over(self) -> bool:
+        """Return True, once, if the earlier head's nodes are all back or the time to wait for them is over.
 
-        Returns:
-            True if this call ended the wait; False in all other calls.
+        The caller then declares the missing nodes lost, sets `over`, and calls `release_all`.
         """
-        if self.over or not (self._late or not self._head.nodes.missing):
+        if self._is_over or not (self._late or not self._head.nodes.missing):
             return False
-        self.over = self._all_noted = True
+        self._is_over = True
         return True
+
+    def release_all(self) -> None:
+        """Let all messages be handled from now on, because the head knows all that agentds will report."""
+        self._released = self._all_noted = True
 
     def note(self, awaited: str | tuple[str, str]) -> None:
         """Note that a worker (by its id) or a group (by its namespace and name) has changed.
@@ -338,23 +384,29 @@ class EarlyMessages:
         if awaited in self._waits_for:
             self._noted[awaited] = None
 
+    @property
+    def pending(self) -> bool:
+        """True if `take` must be called again, after other events had their turn."""
+        return bool(self._noted or self._all_noted or self._examined)
+
     def take(self) -> list[commands.Message]:
-        """Return the held messages that can be handled now, in the order of their arrival.
+        """Examine TOGETHER held messages, and return those that can be handled now, in the order of their arrival.
 
         FindGroup requests come last, because a Handles or Launch message before them may name ranks that no agentd has.
         """
-        if not (self._noted or self._all_noted):
-            return []
-        numbers = list(self._held) if self._all_noted else sorted(self._candidates())
-        self._noted, self._all_noted = {}, False
-        ready = [number for number in numbers if not self._too_early(self._held[number])]
-        return sorted(map(self._release, ready), key=lambda event: isinstance(event.body, client_messages.FindGroup))
+        if self._noted or self._all_noted:
+            numbers = list(self._held) if self._all_noted else sorted(self._candidates())
+            self._noted, self._all_noted = {}, False
+            self._examined.extend(sorted(numbers, key=lambda n: isinstance(self._held[n].body, FindGroup)))
+        numbers = [self._examined.popleft() for _ in range(min(TOGETHER, len(self._examined)))]
+        held = [number for number in dict.fromkeys(numbers) if number in self._held]
+        return [self._release(number) for number in held if not self._too_early(self._held[number])]
 
     def _candidates(self) -> Iterator[int]:
         """Yield the held messages that wait for a noted worker or group, except for groups that still lack workers."""
         for awaited in self._noted:
             group = self._head.groups.get(*awaited) if isinstance(awaited, tuple) else None
-            if group is None or group.whole or (self.over and not _may_grow(group)):
+            if group is None or group.whole or (self._released and not _may_grow(group)):
                 yield from self._waits_for.of(awaited)
 
     def forget(self, peer: bytes) -> None:
@@ -396,14 +448,14 @@ class EarlyMessages:
     def _too_early(self, event: commands.Message) -> bool:
         body, groups = event.body, self._head.groups
         if isinstance(body, (client_messages.StopCluster, client_messages.EndGroup)):
-            return not self.over  # groups of nodes that are not back yet end too
+            return not self._released  # groups of nodes that are not back yet end too
         if not isinstance(body, agent_messages.ClientHello) and self._head.clients.of_peer(event.peer) is None:
             return False  # it is asked to say hello first
-        if isinstance(body, client_messages.FindGroup):
+        if isinstance(body, FindGroup):
             group = groups.get(body.namespace, body.group)
-            if not self._late and not (group is not None and group.whole):
-                return not self.over or (group is not None and _may_grow(group))
-        if self.over:
+            if not (self._late and self._released) and not (group is not None and group.whole):
+                return not self._released or (group is not None and _may_grow(group))
+        if self._released:
             return False
         if isinstance(body, agent_messages.ClientHello):
             # a worker is a member if an agentd has it; a new driver must not be given a token that is not the job's
@@ -432,6 +484,6 @@ def _awaited(body: Body) -> Hashable:
     """Return what a held message waits for: a worker's id, a group's namespace and name, or None for all nodes."""
     if isinstance(body, agent_messages.ClientHello) and body.role == "worker":
         return body.parent or body.worker_id
-    if isinstance(body, (client_messages.FindGroup, FindWorker, client_messages.StopGroup)):
+    if isinstance(body, (FindGroup, FindWorker, client_messages.StopGroup)):
         return body.namespace, body.group
     return None

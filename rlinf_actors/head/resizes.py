@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from rlinf_actors.head.commands import Answer, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
-from rlinf_actors.head.records import Client, Group, WorkerRecord
-from rlinf_actors.head.validation import check_names, node_for, own_namespace
+from rlinf_actors.head.records import Client, Group
+from rlinf_actors.head.slices import Sliced, pieces
+from rlinf_actors.head.validation import node_for, own_namespace
 from rlinf_actors.model.restart import launch_of
 from rlinf_actors.wire.client_messages import Done, Launch, Launched
 from rlinf_actors.wire.protocol import MAX_SIZE
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
-from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -36,7 +34,7 @@ class Resizes:
         self._leaving: dict[str, list[tuple[bytes, int]]] = {}  # requests to answer, by group's launch
         self._to_end: Counter[str] = Counter()  # number of workers that they wait for at most, by group's launch
 
-    def add(self, client: Client, asked: AddRanks) -> Launched:
+    def add(self, client: Client, asked: AddRanks) -> Sliced[Launched]:
         """Start the workers of the ranks to add. The new workers count as members only after `resize`.
 
         Raises:
@@ -45,37 +43,33 @@ class Resizes:
         """
         launch = launch_of(asked.workers[0].id) if asked.workers else ""
         group = self._group(client, asked.namespace, asked.group, launch)
+        asked = self._head.launches.parts.added(client, asked, group)
         self._check(group, asked)
         token, groups = self._head.jobs.token(asked.namespace), self._head.groups
         missing = [spec for spec in asked.workers if spec.id not in group.workers]
-        nodes = [node_for(spec, self._head.nodes) for spec in missing]
+        for spec in {(spec.node_rank, bool(spec.claims)): spec for spec in missing}.values():
+            self._head.admission.check(client, node_for(spec, self._head.nodes), spec)
         groups.claims.check((claim for spec in missing for claim in spec.claims), group.namespace, group)
-        placed: dict[str, list[WorkerSpec]] = {}
-        for node, unsigned in zip(nodes, missing, strict=True):
-            spec = replace(unsigned, token=token, resizes=-1)
-            worker = WorkerRecord(spec, node.id, node.report.ip)
-            placed.setdefault(node.id, []).append(spec)
-            groups.adopt(group, worker)
-            groups.claims.take(group, worker, node)
-        for node_id, specs in placed.items():
-            groups.start(node_id, group, specs)
-        return Launched(group.state(token, everyone=True))
+        added = yield from self._head.launches.adopt_all(group, missing, token, -1)
+        yield from self._head.group_slices.start_all(group, added)
+        if len(added) < len(missing) or any(spec.id not in group.workers for spec in asked.workers):
+            groups.stop_workers([worker for worker in added if not worker.gone], 0.0, REMOVED)
+            raise Refused("usage", f"group {group.name!r} was stopped, or a node was lost, while ranks were added")
+        states = [group.workers[spec.id].state() for spec in asked.workers]
+        return self._head.launches.launched(client, group.state(token, states))
 
     def _check(self, group: Group, asked: AddRanks) -> None:
         """Raise Refused if the workers to add contradict the group, or are robots' under an emergency stop."""
-        size, ranks = group.world_size, sorted(spec.rank for spec in asked.workers)
-        check_names(worker_id=max((spec.id for spec in asked.workers), key=len))
+        size, ranks, ids = group.world_size, sorted(spec.rank for spec in asked.workers), _ids(asked)
         if size + len(ranks) > MAX_SIZE:
             raise Refused("usage", f"group {group.name!r} would have more than {MAX_SIZE:,} workers")
-        if ranks != list(range(size, size + len(ranks))) or len({spec.id for spec in asked.workers}) != len(ranks):
+        if ranks != list(range(size, size + len(ranks))) or len(ids) != len(ranks):
             raise Refused("usage", f"ranks to add to group {group.name!r} must be {size}, {size + 1}, ..., each once")
         for spec in asked.workers:
             known = self._head.groups.of_worker(spec.id)
             if known not in (None, group) or (spec.namespace, spec.group) != group.key:
                 raise Refused("usage", f"worker {spec.id} to add to group {group.name!r} belongs to another group")
-        others = {one.spec.rank for one in group.workers.values()} - set(range(size)) - set(ranks)
-        busy = others or [one for one in group.workers.values() if one.spec.rank in ranks and one.id not in _ids(asked)]
-        if busy:
+        if any(one.spec.rank >= size and one.id not in ids for one in group.workers.values()):
             raise Refused("usage", f"ranks that leave group {group.name!r} have not ended yet: try again")
         self._head.robots.check(Launch(asked.namespace, asked.group, group.cls, asked.workers))
 
@@ -97,6 +91,7 @@ class Resizes:
             self._tell(group)
         if not asked.stop:
             return Done()
+        self._head.launches.parts.drop(client.incarnation, *group.key)  # of ranks that are not added after all
         leaving = [one for one in group.workers.values() if one.spec.rank >= group.world_size and not one.gone]
         if not leaving:
             return Done()
@@ -108,14 +103,18 @@ class Resizes:
 
     def _tell(self, group: Group) -> None:
         """Send the new number of ranks to the clients that hold handles, and to the agentds of the members."""
-        placed: dict[str, list[WorkerSpec]] = {}
-        for worker in group.workers.values():
-            worker.spec = group.resized_spec(worker.spec)
-            self._head.groups.changed(worker)
-            if not worker.gone:
-                placed.setdefault(worker.node_id, []).append(worker.spec)
-        for node_id, specs in placed.items():
-            self._head.groups.start(node_id, group, specs)
+        self._head.slices.start(self._tell_all(group, group.resizes))
+
+    def _tell_all(self, group: Group, resizes: int) -> Sliced[None]:
+        for some, _ in pieces(list(group.workers.values())):
+            if group.resizes != resizes:
+                return  # it was resized again, and that is told
+            for worker in some:
+                worker.spec = group.resized_spec(worker.spec)
+                if group.workers.get(worker.id) is worker:
+                    self._head.groups.changed(worker)
+            yield from self._head.group_slices.tell_nodes(group, some)
+            yield
 
     def left(self, group: Group) -> None:
         """Note that a worker that is no member of *group* has ended."""

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from rlinf_actors.head.heaviest import Heaviest
 from rlinf_actors.head.records import Group, WorkerLife, WorkerRecord
 from rlinf_actors.model.restart import next_id, rank_id
-from rlinf_actors.wire.values import ExitReport, GroupState, ending
+from rlinf_actors.wire.endings import ending
+from rlinf_actors.wire.values import ExitReport, GroupState
 
 _FAILURES = ("exited", "signalled", "start_failed")
 

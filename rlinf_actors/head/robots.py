@@ -17,7 +17,6 @@ from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_group, of_worker
 from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
-from rlinf_actors.head.validation import check_names
 from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
 from rlinf_actors.wire.values import RobotStop
 
@@ -166,7 +165,7 @@ class RobotTable:
         return (group for group in self._head.groups.with_robots() if self._robots(group))
 
     def _robots(self, group: Group) -> list[WorkerRecord]:
-        return [group.workers[id] for id in sorted(group.living) if group.workers[id].spec.claims]
+        return [worker for id, worker in sorted(group.robots.items()) if id in group.living]
 
     # --- the emergency stop ---
 
@@ -195,7 +194,6 @@ class RobotTable:
         return EStopped([], self.stopped(), lifted=released or "")
 
     def _press(self, key: str, asked: EStop) -> EStopped:
-        check_names(namespace=key)
         if key not in (ALL, *self._stops):
             quotas.check("emergency stops", "the head", len(self._stops))
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
@@ -212,9 +210,9 @@ class RobotTable:
 
     def check(self, asked: Launch) -> None:
         """Raise Refused if the launch uses robots and an emergency stop is in force for its namespace."""
-        robots = sorted({claim.title for spec in asked.workers for claim in spec.claims})
         stop = self._in_force(asked.namespace)
-        if robots and stop:
+        robots = sorted({claim.title for spec in asked.workers for claim in spec.claims}) if stop else []
+        if robots:
             option = "" if ALL in self._stops else f" --namespace {asked.namespace}"
             raise commands.Refused(
                 "emergency_stop",

@@ -12,14 +12,15 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_actors import version
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.head import commands
 from rlinf_actors.head.coordinator import Coordinator
-from rlinf_actors.head.event_log import level
 from rlinf_actors.head.key_registry import OwnKeys
+from rlinf_actors.head.log_lines import LogLines
 from rlinf_actors.net.daemon import CoreShell
 from rlinf_actors.net.link import Network, peer_name
 from rlinf_actors.net.rpc import ControlServer
@@ -28,6 +29,7 @@ from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.control_codec import Envelope, Notice, Request
 
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
+    from rlinf_actors.head.audit import AuditLog
     from rlinf_actors.head.store import HeadStore
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class HeadServer:
         timing: the head's timers.
         embedded: True if the head belongs to one driver, which may end it.
         store: the persistent state, None for a head that ends with its driver; closed with the head.
+        audit: the audit log, None for a head that ends with its driver; closed with the head.
         own: the head's own keys, None without keys.
         on_end: called once, with the reason, when a driver or the administrator has ended the cluster.
 
@@ -57,6 +60,7 @@ class HeadServer:
         timing: commands.Timing | None = None,
         embedded: bool = False,
         store: HeadStore | None = None,
+        audit: AuditLog | None = None,
         own: OwnKeys | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
@@ -70,11 +74,16 @@ class HeadServer:
         )
         self._shell = CoreShell[commands.Event, commands.Command](
             self._loop, "the head", self._decide, self._coordinator.next_deadline, self._carry_out,
-            tick=commands.TimerDue(), stalled=commands.HeadStalled, finish=self._coordinator.finish_turn,
+            tick=commands.TimerDue(), stalled=commands.HeadStalled, finish=self._finish_turn,
+            unfinished=self._coordinator.unfinished, more=commands.SliceDue(), spent=self._spent,
         )  # fmt: skip
         self._store = store
+        self._audit = audit
+        self._lines = LogLines()
         unreachable = lambda peer: self._shell.handle(commands.PeerUnreachable(peer))  # noqa: E731
-        self._server = ControlServer(network, self._received, unreachable, self, self._shell.finish_turn)
+        self._server = ControlServer(
+            network, self._received, unreachable, self, self._shell.finish_turn, self._beyond_bound, self._long
+        )
         self._on_end = on_end
         self.endpoints: list[str] = []
 
@@ -131,35 +140,84 @@ class HeadServer:
         self._shell.carry_out(self._coordinator.finish_turn())
         if reason:
             self._shell.carry_out((self._coordinator.restarting if restarting else self._coordinator.farewell)(reason))
+        self._lines.flush()
         self._shell.close()
         self._server.close(linger_ms=200 if reason else 0)
         store, self._store = self._store, None
         if store is not None:
             store.close()
+        audit, self._audit = self._audit, None
+        if audit is not None:
+            audit.close()
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
+        message = self._message(peer, envelope)
+        if message is not None:
+            self._shell.handle(message)
+
+    def _message(self, peer: bytes, envelope: Envelope) -> commands.Message | None:
         member = self._server.member_of(peer)
         if member is None:
-            return  # its key has ended since the message arrived
+            return None  # its key has ended since the message arrived
         if isinstance(envelope, Request):
-            self._shell.handle(commands.RequestReceived(peer, envelope.id, envelope.body, member))
-        elif isinstance(envelope, Notice):
-            self._shell.handle(commands.NoticeReceived(peer, envelope.body, member))
-        else:
-            log.warning("%r sent a %s; the head sends no requests", peer_name(peer), type(envelope).__name__)
+            if self._audit is not None:
+                self._audit.begun(peer, envelope.id, envelope.body, member, self._server.address_of(peer))
+            return commands.RequestReceived(peer, envelope.id, envelope.body, member)
+        if isinstance(envelope, Notice):
+            return commands.NoticeReceived(peer, envelope.body, member)
+        log.warning("%r sent a %s; the head sends no requests", peer_name(peer), type(envelope).__name__)
+        return None
+
+    def _long(self, peer: bytes, decoding: Generator[None, None, Envelope]) -> None:
+        member = self._server.member_of(peer)
+        if member is not None:
+            self._shell.handle(commands.LongMessage(peer, self._decoded(peer, decoding), member))
+
+    def _decoded(
+        self, peer: bytes, decoding: Generator[None, None, Envelope]
+    ) -> Generator[None, None, commands.Message | None]:
+        try:
+            envelope = yield from decoding
+        except RemoteWireError as error:
+            self._loop.call_soon(self._server.malformed, peer, error)  # this is in the middle of an event
+            return None
+        return self._message(peer, envelope)
+
+    def _beyond_bound(self, peer: bytes, message: str, text: str) -> None:
+        member = self._server.member_of(peer)
+        if member is not None:
+            self._shell.handle(commands.MessageRefused(member, message, text))
 
     def _decide(self, event: commands.Event, now: float) -> list[commands.Command]:
         return self._coordinator.apply(event, now, time.time())
+
+    def _spent(self, seconds: float) -> None:
+        """Charge the time of a slice to the member for which it was done."""
+        holder = self._coordinator.slices.worked_for
+        if holder:
+            self._server.worked(holder, seconds)
+
+    def _finish_turn(self) -> list[commands.Command]:
+        self._lines.flush()
+        return self._coordinator.finish_turn()
 
     def _carry_out(self, command: commands.Command) -> None:
         if isinstance(command, commands.Notify):
             self._server.notify(command.peer, command.body)
         elif isinstance(command, commands.Answer):
             self._server.reply(command.peer, command.id, command.body)
+            if self._audit is not None:
+                self._audit.answered(command.peer, command.id)
         elif isinstance(command, commands.Refuse):
             self._server.fail(command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path)
+            if self._audit is not None:
+                self._audit.refused(command.peer, command.id, command.kind, command.text)
         elif isinstance(command, commands.LogEvent):
-            log.log(level(command.kind), "%s", command.text)
+            self._lines.add(command)
+            if command.kind == "refused" and self._audit is not None:
+                self._audit.noted(command.text)
+        elif isinstance(command, commands.HoldBack):
+            self._server.hold_back(command.peer, command.held)
         elif isinstance(command, commands.Persist):
             self._persist(command)
         elif isinstance(command, commands.EndCluster):

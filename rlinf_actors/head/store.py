@@ -26,7 +26,7 @@ from rlinf_actors.head.key_registry import NO_OWN_KEYS, OwnKeys
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.client_messages import KeyState
+from rlinf_actors.wire.key_messages import KeyState
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,8 @@ class HeadStore:
         self.trouble = ""
         self._asked: collections.deque[commands.Change] = collections.deque()
         self._unwritten: list[commands.Change] = []
+        self._waiting: list[Callable[[bool], None]] = []  # told by the next write
+        self._writing = False
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             _check_owner(directory, os.stat(directory))
@@ -126,18 +128,38 @@ class HeadStore:
     def write(self, changes: Sequence[commands.Change], done: Callable[[bool], None]) -> None:
         """Write *changes* to disk, then call *done* on the loop: with True, or with False if the write failed.
 
-        Changes that could not be written are kept, and written with the next call.
+        Changes that could not be written are kept, and written with the next call. Changes of calls that come while
+        others are being written are written together afterwards.
         """
         self._asked.extend(changes)
-        writing = asyncio.get_running_loop().run_in_executor(self._writer, self._write)
-        writing.add_done_callback(lambda writing: None if writing.cancelled() else done(writing.result()))
+        self._waiting.append(done)
+        if not self._writing:
+            self._start_write()
 
     def close(self) -> None:
         """Write pending changes, and close the file. A second call has no effect."""
         self._writer.shutdown(wait=True)
+        if self._waiting:
+            self._waiting.clear()
+            self._write()
         self._database.close()
 
     # --- inside ---
+
+    def _start_write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._writing = True
+        writing = asyncio.get_running_loop().run_in_executor(self._writer, self._write)
+        writing.add_done_callback(lambda writing: self._written(writing, waiting))
+
+    def _written(self, writing: asyncio.Future[bool], waiting: list[Callable[[bool], None]]) -> None:
+        self._writing = False
+        if writing.cancelled():
+            return
+        for done in waiting:
+            done(writing.result())
+        if self._waiting and not self._writing:  # not started by one of those
+            self._start_write()
 
     def _open(self) -> commands.Snapshot:
         database = self._database

@@ -13,6 +13,8 @@ import itertools
 import math
 from collections.abc import Callable
 
+TURN = 64
+"""Most actions that run in one call: the waits of thousands of requests may end at one moment."""
 Action = Callable[[], None]
 
 
@@ -66,9 +68,12 @@ class TimerHeap:
         return self._heap[0][0] if self._heap else math.inf
 
     def run_due(self, now: float) -> None:
-        """Run the actions that are due at *now*. Timers that these actions schedule fire in the next call or later."""
-        due = []
-        while self.next_deadline() <= now:
+        """Run the actions that are due at *now*, at most TURN of them: `next_deadline` tells of the others.
+
+        Timers that these actions schedule fire in the next call or later.
+        """
+        due: list[HeapTimer] = []
+        while len(due) < TURN and self.next_deadline() <= now:
             due.append(heapq.heappop(self._heap)[2])
         for timer in due:
             action, timer.action = timer.action, None

@@ -1,6 +1,6 @@
 """Checks of the content of messages, before the head uses, stores or forwards it. Pure.
 
-The limits keep one message from filling the event log or the head's memory.
+The lengths of single values are bounded before, while a message is decoded (wire.bounds).
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.slices import PIECE, Sliced, pieces
+from rlinf_actors.model.names import wrong_name
 from rlinf_actors.wire.agent_messages import AgentHello, WorkersHealth
 from rlinf_actors.wire.client_messages import Launch
+from rlinf_actors.wire.endings import REASON_CHARS, cut
 from rlinf_actors.wire.protocol import printable
 from rlinf_actors.wire.values import ExitReport, WorkerSpec
 
@@ -22,54 +25,46 @@ if TYPE_CHECKING:
     from rlinf_actors.head.node_table import NodeTable
 
 
-def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
+def check_workers(asked: Launch, taken: Callable[[str], bool]) -> Sliced[None]:
     """Raise Refused if the ids, ranks or names of a launch's workers are not consistent.
 
     *taken* returns True if a worker of another group has this id.
     """
-    ids = {spec.id for spec in asked.workers}
-    check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
     if not asked.workers:
         raise Refused("usage", f"group {asked.group!r} has no workers")
-    if len(ids) != len(asked.workers) or any(map(taken, ids)) or "" in ids:
-        raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
-    if sorted(spec.rank for spec in asked.workers) != list(range(len(asked.workers))):
-        raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
-    for spec in asked.workers:
-        if (spec.namespace, spec.group) != (asked.namespace, asked.group):
-            raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
+    ids: set[str] = set()
+    ranks: set[int] = set()
+    for some, more in pieces(asked.workers, 10 * PIECE):
+        for spec in some:
+            if spec.id in ids or taken(spec.id) or not spec.id:
+                raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
+            if spec.rank in ranks or not 0 <= spec.rank < len(asked.workers):
+                raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
+            if (spec.namespace, spec.group) != (asked.namespace, asked.group):
+                raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
+            ids.add(spec.id)
+            ranks.add(spec.rank)
+        if more:
+            yield
 
 
 DETACHES = 7
 """The first protocol version whose agentds keep the workers of a group without an owner."""
-NAME_CHARS = 256
-REPORT_BYTES = 1 << 20
-MAX_WORKERS_OF_NODE = 10_000
-"""Largest number of workers, and of watched processes, that an agentd may report."""
-
-
-def check_names(**names: str) -> None:
-    """Raise Refused if a name has more than NAME_CHARS characters. The error text calls it by its keyword."""
-    for what, name in names.items():
-        if len(name) > NAME_CHARS:
-            raise Refused(
-                "usage", f"the {what.replace('_', ' ')} {name[:20]!r}... has more than {NAME_CHARS} characters"
-            )
+REPORT_BYTES = 1 << 16
+"""Most bytes of an agentd's report on its node. A status has those of all nodes, and 64 lost ones of each key."""
 
 
 def check_agent(hello: AgentHello) -> None:
-    """Raise Refused if an agentd's report on its node is longer than REPORT_BYTES or lists too many processes.
+    """Raise Refused if an agentd's report on its node has a wrong name, or is longer than REPORT_BYTES.
 
     The report is stored and sent to every driver.
     """
     report = hello.node
-    check_names(incarnation=hello.incarnation)
-    check_names(node_id=report.node_id, hostname=report.hostname, ip=report.ip, host=report.host)
+    if wrong := wrong_name(report.hostname, "a node"):
+        raise Refused("usage", wrong)
     size = len(msgspec.msgpack.encode(report))
     if size > REPORT_BYTES:
         raise Refused("usage", f"node {report.node_id} describes itself in {size} bytes; at most {REPORT_BYTES}")
-    if max(len(hello.workers), len(hello.watched), len(hello.ended)) > MAX_WORKERS_OF_NODE:
-        raise Refused("usage", f"node {report.node_id} has more than {MAX_WORKERS_OF_NODE} workers, or drivers")
 
 
 def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterable[Node]) -> None:
@@ -115,17 +110,9 @@ def node_for(spec: WorkerSpec, nodes: NodeTable) -> Node:
     return node
 
 
-TAIL_LINES, TAIL_LINE_CHARS = 20, 4097
-"""Largest number of lines, and of characters in a line, of a worker's stderr in an exit report (template.log_pump)."""
-REASON_CHARS = 16384
-"""Largest length of the reason in an exit report, which may be the traceback of a failed import."""
-
-
 def exit_report(said: ExitReport) -> ExitReport:
     """Return an exit report with stderr lines and reason cut to their limits, and with printable kind and oom texts."""
-    tail = [line[:TAIL_LINE_CHARS] for line in said.stderr_tail[-TAIL_LINES:]]
-    reason = said.reason[:REASON_CHARS]
-    return ExitReport(printable(said.kind), said.exit_code, said.signal, printable(said.oom), tail, reason)
+    return replace(cut(said), kind=printable(said.kind), oom=printable(said.oom))
 
 
 def hello(said: AgentHello) -> AgentHello:

@@ -2,27 +2,33 @@
 
 A tree is set up at the first broadcast among the same members from the same source, and is then kept. Each member
 receives the bytes from its parent and forwards them to its children, in the order of the broadcasts. A member connects
-to its children only, but watches every member. If any member dies, every unfinished broadcast of the tree fails with
-PeerDiedError at every member.
+to its children only, but watches every member.
 
-If the source cannot send its object, for example because the object cannot be pickled, it broadcasts the error instead.
-So every member takes part in every broadcast, and all members stay in step.
+Failures. If any member dies, every unfinished broadcast of the tree fails with PeerDiedError at every member. If two
+members lose their connection, the tree cannot go on either, and only these two know: they report it to all members
+(BroadcastFailed), where current and later broadcasts of the tree fail at once.
+
+If a member cannot send one object, for example because the object cannot be pickled, it sends the error instead. So
+every member takes part in every broadcast, and all members stay in step.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from rlinf_actors.errors import EndedError, GroupClosedError
 from rlinf_actors.messaging import addressing, contents
 from rlinf_actors.messaging.broadcast_group import BroadcastGroup, GroupSend
+from rlinf_actors.messaging.broadcast_reports import FailureReports, reported
 from rlinf_actors.messaging.directory import peer_gone_error, prefixed
 from rlinf_actors.messaging.mailbox import ArrivedMessage
-from rlinf_actors.messaging.messenger import Messenger, traced
+from rlinf_actors.messaging.messenger import Messenger
 from rlinf_actors.messaging.outbox import OutgoingMessage
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
@@ -36,6 +42,8 @@ from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames
 
+log = logging.getLogger(__name__)
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -43,8 +51,11 @@ V = TypeVar("V")
 class BroadcastTree:
     """One member's view of a broadcast tree. Any thread may use it.
 
-    *order* holds all members, the source first; *me* is this worker. *ended* is called once when the tree fails,
-    because a member died or was not found.
+    Args:
+        order: all members, the source first.
+        me: this worker.
+        ended: called once when the tree fails, because a member died, was not found or cannot be reached.
+        reports: the failures that members have reported.
     """
 
     def __init__(
@@ -53,12 +64,15 @@ class BroadcastTree:
         me: WorkerAddress,
         order: tuple[WorkerAddress, ...],
         ended: Callable[[BroadcastTree], None],
+        reports: FailureReports,
     ) -> None:
         self.order = order
+        self.stream = ""
         self.source_node = ""
         self._messenger = messenger
         self._index = order.index(me)
         self._ended = ended
+        self._reports = reports
         self._lock = threading.RLock()  # completing one broadcast may start the next one on this thread
         self._groups: dict[str, RemoteGroup] = {}
         self._child_peers: dict[WorkerAddress, Peer] = {}  # of the child members
@@ -68,11 +82,10 @@ class BroadcastTree:
         self._others: set[Peer] = set()
         self._parent: Peer | None = None
         self.children: list[Peer] = []
-        self._stream = ""
         self._steps: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._members: list[Peer] = []
         self.one_at_a_time = threading.RLock()
-        self.group = BroadcastGroup(messenger.endpoint, self._index, len(order))
+        self.group = BroadcastGroup(messenger.endpoint, self._index, len(order), self._tell)
 
     def start(self, broadcast: SourceBroadcast | RelayBroadcast) -> None:
         """Start a broadcast of this tree, after all broadcasts that were started before.
@@ -133,6 +146,8 @@ class BroadcastTree:
             self._messenger.watch(peer)
         for peer in self._others:
             self.gone(peer)  # in case the member died before the watch began
+        for report in self._reports.of(self.stream):
+            self.told(report)
         while True:
             with self._lock:
                 early = self._early or []
@@ -155,7 +170,7 @@ class BroadcastTree:
         parents = addressing.tree(nodes)
         self._parent = None if self._index == 0 else peers[parents[self._index]]
         self.children = [peers[child] for child in addressing.children(parents, nodes, self._index)]
-        self._stream = addressing.stream_name(self.order, [peer.worker_id for peer in peers])
+        self.stream = addressing.stream_name(self.order, [peer.worker_id for peer in peers])
         self._members = peers
         self._others = {peer for index, peer in enumerate(peers) if index != self._index}
         self.source_node = peers[0].node
@@ -165,6 +180,22 @@ class BroadcastTree:
         error = self._messenger.error_of(peer)
         if error is not None and peer in self._others:
             self._fail(lambda what: peer_gone_error(peer, error, what))
+            if not isinstance(error, (EndedError, GroupClosedError)):  # of these all members hear from the head
+                self._tell(0, str(error), peer.name)
+
+    def told(self, report: frames.BroadcastFailed) -> None:
+        """Fail the tree, or its process group, as a member has reported."""
+        if report.group:
+            self.group.told(report)
+        else:
+            self._fail(lambda what: reported(report, what))
+
+    def _tell(self, group: int, text: str, lost: str = "") -> None:
+        """Report to all members that process group *group*, or the tree if it is 0, has failed at this member."""
+        report = frames.BroadcastFailed(self.stream, group, self._messenger.endpoint.name, text, lost)
+        if self.stream and self._reports.add(report):
+            for peer in self._others:
+                peer.send(report)
 
     def _fail_with(self, error: Exception) -> None:
         self._fail(lambda what: prefixed(error, what))
@@ -190,7 +221,7 @@ class BroadcastTree:
             if isinstance(broadcast, RelayBroadcast):
                 self._messenger.withdraw(broadcast.posted)
         if self._parent is not None:
-            self._messenger.forget((self._parent.name, self._stream))
+            self._messenger.forget((self._parent.name, self.stream))
 
     # --- what broadcasts need ---
 
@@ -204,7 +235,7 @@ class BroadcastTree:
             if self._steps is None and blocks:
                 self._steps = queue.SimpleQueue()
                 threading.Thread(
-                    target=_call_steps, args=(self._steps,), name="rlinf-actors-broadcast", daemon=True
+                    target=_call_steps, args=(self._steps, self._broke), name="rlinf-actors-broadcast", daemon=True
                 ).start()
             steps = self._steps
             if steps is not None:
@@ -214,19 +245,25 @@ class BroadcastTree:
         if steps is None:
             step()
 
+    def _broke(self, error: Exception) -> None:
+        log.error("the broadcasts of %s cannot go on", self.order[0], exc_info=error)
+        self._fail_with(error)
+        self._tell(0, f"{type(error).__name__}: {error}")
+
     def forward(
         self,
         parts: Sequence[Buffer],
         borrowed: bool,
-        done: Callable[[], object],
+        done: Callable[[Exception | None], object],
         tensors: DetachedTensors | None = None,
         options: CollectiveGroupOptions | None = None,
         span: int = 0,
         transfer: frames.TensorTransfer | None = None,
     ) -> None:
-        """Send a message to every child of this member in the tree. If a send fails, the whole tree fails.
+        """Send a message to every child of this member in the tree. If a child is gone, the whole tree fails.
 
-        *done* is called once when every child has the message, or at once if there are no children.
+        *done* is called once when every child has the message, or at once if there are no children. If the tensors
+        cannot be sent to a child, it is called with the error; the child has the error, too.
 
         *parts* is the message; *borrowed* is True if some parts are the sender's own memory. *tensors* travel beside
         the message, by process groups with *options*. *transfer* is the header of tensors that travel by one process
@@ -238,32 +275,30 @@ class BroadcastTree:
                 parts, stored = child.lending.store(parts)
                 borrowed = not stored
         left = len(self.children)
+        failed: Exception | None = None
         guard = threading.Lock()
 
         def one_done(child: Peer, work: AsyncWork[None]) -> None:
-            nonlocal left
+            nonlocal left, failed
             error = work.error
-            if isinstance(error, Exception) and child.error is None:  # the child lives; the path to it failed
-                self._fail_with(error)
-            elif error is not None:
-                self._fail(lambda what: peer_gone_error(child, error, what))
-            else:
-                with guard:
-                    left -= 1
-                    last = left == 0
-                if last:
-                    done()
+            if error is not None and self._messenger.error_of(child) is not None:
+                self.gone(child)
+                return
+            with guard:
+                left -= 1
+                failed = failed or (error if isinstance(error, Exception) else None)
+                last = left == 0
+            if last:
+                done(failed)
 
         if not self.children:
-            done()
+            done(None)
         for child in self.children:
             work: AsyncWork[None] = AsyncWork(f"broadcast from {self.order[0]} to {child.name}")
             work._seen = True  # its error is the tree's
             work._on_done(partial(one_done, child, work))
             beside = tensors or DetachedTensors()
-            message = OutgoingMessage(
-                self._stream, parts, borrowed, work, beside, options, span=span, transfer=transfer
-            )
+            message = OutgoingMessage(self.stream, parts, borrowed, work, beside, options, span=span, transfer=transfer)
             self._messenger.post(child, message)
 
     def group_header(
@@ -280,96 +315,20 @@ class BroadcastTree:
     def receive(self, posted: PostedReceive) -> None:
         """Let *posted* receive the next message that this member's parent in the tree sends."""
         assert self._parent is not None
-        posted.key = (self._parent.name, self._stream)
+        posted.key = (self._parent.name, self.stream)
         self._messenger.post_receive(posted, self._parent)
 
 
-def _call_steps(steps: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+def _call_steps(steps: queue.SimpleQueue[Callable[[], object] | None], broke: Callable[[Exception], object]) -> None:
     while True:
         step = steps.get()
         if step is None:
             return
-        step()
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - it reaches all members
+            broke(error)
         del step  # it keeps a message alive, which now belongs to the receiver
-
-
-class Broadcaster:
-    """Takes part in all broadcasts of the worker *me*, and keeps their trees. Any thread may use it."""
-
-    def __init__(self, messenger: Messenger, me: WorkerAddress) -> None:
-        self._messenger = messenger
-        self._me = me
-        self._lock = threading.Lock()
-        self._trees: dict[tuple[WorkerAddress, ...], BroadcastTree] = {}
-        messenger.peer_gone = self._gone
-
-    def broadcast(
-        self,
-        value: Any,
-        groups: Any,
-        src: Any,
-        problem: Exception | None = None,
-        options: CollectiveGroupOptions | None = None,
-    ) -> AsyncWork[Any]:
-        """Take part in a broadcast and return its AsyncWork; see Worker.broadcast.
-
-        Args:
-            value, groups, src, options: as for Worker.broadcast.
-            problem: an error of this member's arguments. It is raised after this member has done its part: the source
-                broadcasts the error instead of an object, every other member still forwards.
-
-        Raises:
-            ValueError, TypeError, UsageError: *groups* or *src* is wrong. The other members do not learn of it.
-            Exception: *problem*, or why the source's object cannot be sent. Every member raises a source's error.
-        """
-        members = addressing.addresses(groups)
-        order = tuple(addressing.in_order(members, addressing.source(src, members)))
-        if self._me not in order:
-            raise ValueError(f"{self._me} is not a member of the broadcast: {', '.join(map(str, order))}")
-        error: BaseException | None = problem
-        broadcast: SourceBroadcast | RelayBroadcast
-        if order[0] != self._me:
-            broadcast = RelayBroadcast(self._messenger, order[0], options)
-        else:
-            tensors = self._messenger.detached_tensors()
-            try:
-                if problem is not None:
-                    raise problem
-                contents.check_contiguous(value)
-                parts, borrowed = contents.encode(value, None, tensors)
-                tensors.record_ready()
-            except BaseException as failed:  # noqa: BLE001 - raised below; the other members must not wait for ever
-                error = failed
-                tensors.clear()
-                parts, borrowed = contents.encode_failure(failed)
-            broadcast = SourceBroadcast(value, parts, borrowed, tensors, options)
-        broadcast._seen = error is not None  # the caller does not get the work
-        if recorder.active is not None:
-            broadcast.span = traced(recorder.active, broadcast, broadcast._what.replace("()", ""))
-        self._tree(order).start(broadcast)
-        if error is not None:
-            raise error
-        return broadcast
-
-    def _tree(self, order: tuple[WorkerAddress, ...]) -> BroadcastTree:
-        with self._lock:
-            tree = self._trees.get(order)
-            if tree is not None:
-                return tree
-            tree = self._trees[order] = BroadcastTree(self._messenger, self._me, order, self._ended)
-        tree.find()
-        return tree
-
-    def _gone(self, peer: Peer) -> None:
-        with self._lock:
-            trees = list(self._trees.values())
-        for tree in trees:
-            tree.gone(peer)
-
-    def _ended(self, tree: BroadcastTree) -> None:
-        with self._lock:
-            if self._trees.get(tree.order) is tree:
-                del self._trees[tree.order]
 
 
 class SourceBroadcast(AsyncWork[Any]):
@@ -395,16 +354,18 @@ class SourceBroadcast(AsyncWork[Any]):
     def begin(self, tree: BroadcastTree) -> None:
         (value, parts, borrowed, tensors, options), self._message = self._message, None
         transfer = tree.group_header(tensors, options)
-        if transfer is None:
-            tree.forward(parts, borrowed, lambda: self.resolve(value), tensors, options, self.span)
-            return
         ends = itertools.count(1)
+        operations = 1 if transfer is None else 2  # the message, and the tensors
 
-        def ended(error: Exception | None = None) -> None:
+        def ended(error: Exception | None) -> None:
             if error is not None:
-                self.reject(error)
-            elif next(ends) == 2:  # the message, and the tensors
+                self.reject(prefixed(error, self._what))
+            elif next(ends) == operations:
                 self.resolve(value)
+
+        if transfer is None:
+            tree.forward(parts, borrowed, ended, tensors, options, self.span)
+            return
 
         with tree.one_at_a_time:  # the group carries the tensors in the order of the messages
             tree.forward(parts, borrowed, ended, None, options, self.span, transfer)
@@ -454,8 +415,8 @@ class RelayBroadcast(PendingReceive):
             tree.group.post(incoming.transfer, incoming)
             parts, borrowed = contents.copy_small(incoming.parts)
 
-            def forwarded() -> None:
-                arriving._on_done(lambda: self._forwarded(tree, message))
+            def forwarded(error: Exception | None) -> None:
+                arriving._on_done(lambda: self._forwarded(tree, message, error))
 
             tree.forward(parts, borrowed, forwarded, None, self._options, self.span, incoming.transfer)
             return
@@ -468,15 +429,19 @@ class RelayBroadcast(PendingReceive):
             except Exception as error:  # noqa: BLE001 - it reaches this member's waiter, and the children's
                 failed = error
                 parts, borrowed = contents.encode_failure(error)
-                tree.forward(parts, borrowed, lambda: self.reject(failed), span=self.span)
+                tree.forward(parts, borrowed, lambda _error: self.reject(failed), span=self.span)
                 return
         parts, borrowed = contents.copy_small(raw)
-        tree.forward(parts, borrowed, lambda: self._forwarded(tree, message), tensors, self._options, self.span)
+        forwarded = partial(self._forwarded, tree, message)
+        tree.forward(parts, borrowed, forwarded, tensors, self._options, self.span)
 
-    def _forwarded(self, tree: BroadcastTree, message: ArrivedMessage) -> None:
+    def _forwarded(self, tree: BroadcastTree, message: ArrivedMessage, error: Exception | None) -> None:
+        self._tree = None
+        if error is not None:
+            self.reject(prefixed(error, self._what))
+            return
         self._message = message
         self._source_node = tree.source_node
-        self._tree = None
         self.resolve(None)
 
     def _decode(self, message: ArrivedMessage) -> Any:

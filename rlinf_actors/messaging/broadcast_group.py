@@ -6,8 +6,9 @@ travel down the tree too. Otherwise the header names a process group of all memb
 receives the tensors from the CCL's broadcast, in the order of the messages, on the thread of its end of the group.
 
 Failures. If a member dies, the tree fails at every other member, and so does its end of the group. If the group breaks
-although all members live, the broadcasts that it carries fail at each member, at the latest after RLINF_TIMEOUT; the
-source sends later broadcasts down the tree.
+at one member, that member reports it to all (BroadcastFailed): the broadcasts that the group carries fail at once at
+each member, and the source sends later broadcasts down the tree. A death, too, breaks the group at its members, and
+each hears of the death at a time of its own: so a member whose end breaks first waits for that news.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
 from rlinf_actors.messaging import process_groups, routes
 from rlinf_actors.messaging.cuda_ipc import Devices
 from rlinf_actors.messaging.lanes import Lane, LaneJob
@@ -41,6 +42,8 @@ FEWEST = 3
 """Members from which a broadcast uses one process group. Two members use a lane."""
 PATIENCE_S = 3 * 3600.0
 """Seconds without RLINF_TIMEOUT within which all members must have called broadcast(); those of RLinf."""
+NEWS_S = 1.0
+"""Most seconds in which a member whose end of a group has broken waits for the news that another member has died."""
 _numbers = itertools.count(1)
 
 
@@ -91,14 +94,17 @@ class BroadcastGroup:
         endpoint: this worker.
         rank: rank of this worker in the groups; 0 for the source.
         size: number of members.
+        tell: reports to all members that a group has failed here; called with the group's number and the reason.
     """
 
-    def __init__(self, endpoint: TransferEndpoint, rank: int, size: int) -> None:
+    def __init__(self, endpoint: TransferEndpoint, rank: int, size: int, tell: Callable[[int, str], object]) -> None:
         self._endpoint = endpoint
         self._rank, self._size = rank, size
         self._lock = threading.Lock()
         self._lanes: dict[object, tuple[Lane, frames.TensorTransfer]] = {}
+        self._tell = tell
         self._closed: Callable[[], Exception] | None = None
+        self._failed: dict[int, Callable[[], Exception]] = {}  # groups that have failed at another member, by number
         self._problems: dict[Any, str] = {}
         self.broken = False
 
@@ -150,7 +156,7 @@ class BroadcastGroup:
         """
         key = tuple(transfer.options) if self._rank == 0 else transfer.lane
         with self._lock:
-            closed = self._closed
+            closed = self._closed or self._failed.get(transfer.lane)
             if closed is None and key not in self._lanes:
                 self._lanes[key] = self._open(transfer, lambda: None), msgspec.structs.replace(transfer, tensors=[])
         if closed is not None:
@@ -183,7 +189,30 @@ class BroadcastGroup:
         self.broken = True
         if self._rank == 0:
             log.warning("broadcasts of %s no longer use one process group: %s", self._endpoint.name, error)
+        if not isinstance(error, CallTimeoutError) and lane.ends_within(NEWS_S):  # that may come from the loop thread
+            return
         lane.end(lambda: RlinfActorsError(f"the process group of {lane.name} failed: {error}"))
+        with self._lock:
+            number = next((header.lane for known, header in self._lanes.values() if known is lane), 0)
+        if number:
+            self._tell(number, str(error))
+
+    def told(self, report: frames.BroadcastFailed) -> None:
+        """End a group that has failed at another member, which has reported that.
+
+        If it has failed here before, it keeps that error: the other failure may be its consequence.
+        """
+
+        def error() -> Exception:
+            return RlinfActorsError(f"the process group of a broadcast failed at {report.src}: {report.text}")
+
+        self.broken = True
+        with self._lock:
+            lane = next((lane for lane, header in self._lanes.values() if header.lane == report.group), None)
+            if lane is None:
+                self._failed[report.group] = error
+        if lane is not None:
+            lane.end(error)
 
     def end(self, error: Callable[[], Exception]) -> None:
         """End all groups, and fail later transfers. *error* makes the exception of each transfer."""

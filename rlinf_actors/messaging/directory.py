@@ -39,6 +39,9 @@ class WorkerDirectory:
     A group that has ended is found too, as long as the head or this directory remembers the group. The peers of such a
     group have errors that say how they ended. An unknown name gives a GroupNotFoundError. *connect* is awaited on the
     loop; it returns the runtime once the runtime is in session with the head.
+
+    Attributes:
+        waiting: requests that wait for a look-up, by the name of the group. Only this class changes it.
     """
 
     def __init__(self, runtime: Runtime, connect: Callable[[], Awaitable[Runtime]]) -> None:
@@ -46,7 +49,7 @@ class WorkerDirectory:
         self._connect = connect
         self._lock = threading.Lock()
         self._groups: dict[str, RemoteGroup] = {}
-        self._waiting: dict[str, list[Found]] = {}
+        self.waiting: dict[str, list[Found]] = {}
         self.children = child_peers.ChildPeers(runtime)
 
     def peer(self, member: WorkerAddress, found: child_peers.Found) -> None:
@@ -84,14 +87,14 @@ class WorkerDirectory:
         on the loop thread. Requests for the same name are answered in order. *found* must not raise.
         """
         with self._lock:
-            waiting = self._waiting.get(name)
+            waiting = self.waiting.get(name)
             group = self._groups.get(name)
             known = waiting is None and group is not None and _alive(group)
             if not known:
                 if waiting is not None:
                     waiting.append(found)
                     return
-                self._waiting[name] = [found]
+                self.waiting[name] = [found]
         if known:
             assert group is not None
             found(group)
@@ -102,7 +105,7 @@ class WorkerDirectory:
         """Return the group of that name if it is known, has not ended, and no request for it waits; else None."""
         with self._lock:
             group = self._groups.get(name)
-            return group if group is not None and name not in self._waiting and _alive(group) else None
+            return group if group is not None and name not in self.waiting and _alive(group) else None
 
     async def _find(self, name: str) -> None:
         outcome: RemoteGroup | Exception
@@ -117,11 +120,11 @@ class WorkerDirectory:
             with self._lock:
                 if isinstance(outcome, RemoteGroup):
                     self._remember(name, outcome)
-                waiting = self._waiting[name]
+                waiting = self.waiting[name]
                 if not waiting:
-                    del self._waiting[name]
+                    del self.waiting[name]
                     return
-                self._waiting[name] = []
+                self.waiting[name] = []
             call_all(waiting, outcome)
 
     def _remember(self, name: str, group: RemoteGroup) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
 from rlinf_actors.messaging import process_groups
+from rlinf_actors.messaging.lane_store import LaneStore
 from rlinf_actors.messaging.process_groups import Wire
 from rlinf_actors.model.accelerator_table import group_facts
 
@@ -70,6 +71,7 @@ class Lane:
         self._open: list[LaneJob] = []
         self._wire: Wire | None = None
         self._closed: Callable[[], Exception] | None = None
+        self._ended = threading.Event()
         self._make: Callable[[], Wire] | None = make
         self._thread = threading.Thread(target=self._run, name=f"rlinf-actors-lane-{name}", daemon=True)
         self._thread.start()
@@ -96,6 +98,7 @@ class Lane:
             wire, jobs = self._wire, self._open
             self._open = []
             self._jobs.put(None)
+        self._ended.set()
         for job in jobs:
             job.fail(error())
         self._release()
@@ -104,6 +107,10 @@ class Lane:
             threading.Thread(
                 target=process_groups.abort, args=(wire.group,), name="rlinf-actors-abort", daemon=True
             ).start()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until `end` was called, for at most *seconds*. Return False if it was not."""
+        return self._ended.wait(seconds)
 
     def _run(self) -> None:
         try:
@@ -161,6 +168,7 @@ class OpenLane(msgspec.Struct, eq=False):
         report: sends a LaneEnded frame with a text to the other worker.
         header: fields of frames.TensorTransfer by which the receiver joins the lane; set only at the sender's end.
         reported: True once `report` was called.
+        store: this end of the lane's store, if its keys travel by the link.
     """
 
     id: Hashable
@@ -169,6 +177,7 @@ class OpenLane(msgspec.Struct, eq=False):
     report: Callable[[str], object]
     header: dict[str, Any] = msgspec.field(default_factory=dict)
     reported: bool = False
+    store: LaneStore | None = None
 
 
 class Lanes:
@@ -211,6 +220,13 @@ class Lanes:
             self._report(found, str(error))
             if isinstance(error, CallTimeoutError):
                 self.end(found, lambda: CallTimeoutError(f"the lane from {lane.name} ({found.backend}): {error}"))
+
+    def key_arrived(self, id: Hashable, key: str, value: bytes) -> None:
+        """Give a key from the other worker to the store of the lane *id*. A lane that has ended needs no keys."""
+        with self._lock:
+            found = next((one for one in self._lanes.values() if one.id == id), None)
+        if found is not None and found.store is not None:
+            found.store.arrived(key, value)
 
     def other_end_closed(self, id: Hashable, text: str) -> bool:
         """Handle the report of the other worker that the lane *id* has ended: answer the report, and end the lane here.

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import msgspec
 
 if TYPE_CHECKING:
+    from rlinf_actors.messaging.blocking_receive import BlockingReceive
     from rlinf_actors.messaging.receive import PostedReceive
+
+    Posted = Union[PostedReceive, BlockingReceive]
+    """The entry of a receive."""
 
 Key = tuple[str, str]
 """(name of the sender, stream): names a queue."""
@@ -66,7 +70,7 @@ class ArrivedMessage(msgspec.Struct, eq=False):
 
 class _Queue(msgspec.Struct):
     messages: deque[ArrivedMessage] = msgspec.field(default_factory=deque)
-    receives: deque[PostedReceive] = msgspec.field(default_factory=deque)
+    receives: deque[Posted] = msgspec.field(default_factory=deque)
 
 
 class Mailbox:
@@ -90,7 +94,7 @@ class Mailbox:
         """
         return key not in self._forgotten and not (key[1] and incarnation in self._gone)
 
-    def arrived(self, key: Key, message: ArrivedMessage) -> PostedReceive | None:
+    def arrived(self, key: Key, message: ArrivedMessage) -> Posted | None:
         """Add a message that has arrived.
 
         Return the receive that gets the message, or None if the message waits in its queue.
@@ -99,7 +103,7 @@ class Mailbox:
         message.order = self._count
         return self.put_back(key, message)
 
-    def put_back(self, key: Key, message: ArrivedMessage) -> PostedReceive | None:
+    def put_back(self, key: Key, message: ArrivedMessage) -> Posted | None:
         """Put a message that no caller has seen back into its queue, in its old place.
 
         Return the waiting receive that gets the message, or None if the message waits.
@@ -119,7 +123,7 @@ class Mailbox:
         self.held += message.size
         return None
 
-    def posted(self, key: Key, receive: PostedReceive) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
+    def posted(self, key: Key, receive: Posted) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
         """Add a receive to its queue. Return the message for it, and the stale messages that were dropped.
 
         The message is None if the receive must wait.
@@ -135,7 +139,13 @@ class Mailbox:
         queue.receives.append(receive)
         return None, []
 
-    def withdraw(self, key: Key, receive: PostedReceive) -> bool:
+    def next_receive(self, key: Key, incarnation: str) -> Posted | None:
+        """Return the receive that would get a message that arrives now. *incarnation* is the id of its sender."""
+        queue = self._queues.get(key)
+        waiting = queue.receives if queue is not None and self.wants(key, incarnation) else ()
+        return next((one for one in waiting if not one.abandoned and one.incarnation in ("", incarnation)), None)
+
+    def withdraw(self, key: Key, receive: Posted) -> bool:
         """Remove a receive that waits in the queue *key*. Return True if it waited there, else False."""
         queue = self._queues.get(key)
         if queue is None or receive not in queue.receives:
@@ -144,7 +154,7 @@ class Mailbox:
         self._drop_if_empty(key, queue)
         return True
 
-    def sender_gone(self, name: str, incarnation: str) -> list[PostedReceive]:
+    def sender_gone(self, name: str, incarnation: str) -> list[Posted]:
         """Remove and return the receives of stream "" that wait for a worker that is gone.
 
         The worker's messages of stream "" can still be received. Its broadcast messages are dropped, since a broadcast

@@ -2,9 +2,8 @@
 
 Sending: `send` pickles the object on the caller's thread (`contents`), looks up the receiver (`directory`) and posts
 the message to the receiver's `Outbox`. The outbox puts the message on the link as soon as the window has room for it.
-Small parts are copied at once. Large parts are copied into shared memory if the receiver can open that. Otherwise the
-link reads the sender's own memory, and the send completes only when the receiver acknowledges, by a Held frame, that it
-holds the message.
+Small parts are copied at once, and large parts into shared memory if the receiver can open that. Otherwise the link
+reads the sender's own memory, and the send completes when the receiver's Held frame says that it holds the message.
 
 Receiving: the I/O thread calls `arrived`, which answers Held and gives the message to the `Mailbox`. The mailbox pairs
 the nth message of a sender with the nth receive. `receive` posts a `PostedReceive`, and the caller's `PendingReceive`
@@ -17,13 +16,11 @@ together again. Once a receiver has a TensorSender, all messages to it pass thro
 order.
 
 When a worker is gone, everything that waits for it fails: its Peer calls `on_gone` with an error that says how it
-ended. A lost connection between two living workers ends their exchange for good, since a message may be missing
-(`link_lost`).
+ended. A lost connection between living workers ends their exchange for good: a message may be missing (`link_lost`).
 
 Rules: only code that holds `_lock` touches the mailbox. No work is completed and no frame is sent while the lock is
 held. Finalizers run on any thread with any lock held, so they only append to `_unread`; the next access to the mailbox
 moves these messages back into it. Objects are never pickled or unpickled on the loop thread.
-
 Any thread may call the methods, unless they say otherwise.
 """
 
@@ -32,28 +29,28 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlinf_actors.errors import (
     CallTimeoutError,
     ConnectionLostError,
     GroupNotFoundError,
-    PeerDiedError,
     WorkerDiedError,
 )
-from rlinf_actors.messaging import contents
+from rlinf_actors.messaging import addressing, contents
+from rlinf_actors.messaging.blocking_receive import BlockingReceives
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error, prefixed
 from rlinf_actors.messaging.flow_control import CreditAccumulator
 from rlinf_actors.messaging.group_starts import GroupStarts
 from rlinf_actors.messaging.mailbox import ArrivedMessage, Key, Mailbox, Recent
 from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
 from rlinf_actors.messaging.peer_watch import PeerWatch
-from rlinf_actors.messaging.pieces import ArrivingPart
+from rlinf_actors.messaging.pieces import ArrivingParts
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
-from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
-from rlinf_actors.messaging.receive_into import ReceiveInto
+from rlinf_actors.messaging.receive import PendingReceive, PostedReceive, traced
+from rlinf_actors.messaging.receive_into import PartInPlace, ReceiveInto, in_place
 from rlinf_actors.messaging.routes import CPU, LANE
 from rlinf_actors.messaging.tensor_receiver import IncomingTensors, Reply, TensorReceiver
 from rlinf_actors.messaging.tensor_sender import TensorSender
@@ -61,21 +58,19 @@ from rlinf_actors.messaging.tensor_transfer import DetachedTensors, TransferEndp
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.tracing import flows, recorder
-from rlinf_actors.wire import frames
+from rlinf_actors.wire import arrays, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
+
+if TYPE_CHECKING:
+    from rlinf_actors.messaging.mailbox import Posted
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=PendingReceive)
-
-
-def traced(active: recorder.Recorder, work: AsyncWork[Any], name: str) -> int:
-    """Record *work* as a span that ends when the work is done, and return the span's number."""
-    span = active.begin(name, flows.MESSAGE)
-    work._on_done(lambda: active.end(span))
-    return span
+_NO_TENSORS = DetachedTensors()
 
 
 class Messenger:
@@ -89,6 +84,7 @@ class Messenger:
         endpoint: this worker's name, id and devices, for tensor transfers.
 
     Attributes:
+        when_read: `UnreadStreams.when_read`. Set by the owner of the server.
         peer_gone: called, on any thread, with each watched peer that is gone. Set by the Broadcaster.
     """
 
@@ -103,6 +99,7 @@ class Messenger:
         self.directory = WorkerDirectory(runtime, connect)
         self.routed = PeerWatch(self.directory, runtime.io)
         self.starts = GroupStarts(self.directory)
+        self.when_read: Callable[[str, Callable[[], object]], object] = lambda worker, callback: callback()
         self.peer_gone: Callable[[Peer], None] = lambda peer: None
         self._io = runtime.io
         self._reply = reply
@@ -112,42 +109,60 @@ class Messenger:
         self._mailbox = Mailbox()
         self._credit = CreditAccumulator()
         self._outboxes: dict[Peer, Outbox] = {}
+        self._receivers: dict[tuple[str, int], tuple[Outbox, RemoteGroup]] = {}  # found before, by group and rank
         self._tensor_senders: dict[Peer, TensorSender] = {}
         self._watched: set[Peer] = set()
         self._broken: Recent[str, Exception] = Recent()  # living workers to which a connection was lost, by id
         self._arrivals: Recent[tuple[str, int], int] = Recent()  # of each sender's outbox, if this process is traced
-        self._unwritten: dict[tuple[bytes, int, int], ArrivingPart] = {}  # by link, outbox and number of their message
         self._unread: collections.deque[tuple[Key, ArrivedMessage]] = collections.deque()
+        self.blocking = BlockingReceives(self)
+        self.late_targets: dict[Key, Callable[[], None]] = {}  # to be called when a receive of the key begins to wait
+        self.arriving = ArrivingParts(self.directory, self)
         self.tensor_receiver = TensorReceiver(endpoint, self.directory, reply, self._tensor_senders)
 
     # --- sending ---
 
     def send(
         self,
-        to: WorkerAddress,
+        group: str,
+        rank: int | Sequence[int],
         value: Any,
         piggyback: Any,
         *,
         now: bool,
         options: CollectiveGroupOptions | None = None,
         in_pieces: bool = False,
-    ) -> AsyncWork[None]:
-        """Send an object to the worker *to*, together with *piggyback* unless that is None.
+    ) -> AsyncWork[None] | None:
+        """Send an object to the worker *group*:*rank*, together with *piggyback* unless that is None.
 
         Return an AsyncWork that is done when the message was sent within the window and the sender's buffers may be
-        reused. *now* is True if a thread waits for that, so that the link must not delay the message.
+        reused. *now* is True if a thread waits for that, so that the link must not delay the message; the result is
+        then None if nothing is left to wait for.
         *in_pieces* is True if the receiver may be waiting with a tensor of its own (`messaging.pieces`).
 
         Raises:
             ValueError: a tensor in *value* is not contiguous. Nothing was sent.
             SerializationError: *value* or *piggyback* cannot be pickled. Nothing was sent.
         """
-        contents.check_contiguous(value)
-        tensors = self.detached_tensors()
-        parts, borrowed = contents.encode(value, piggyback, tensors)
-        tensors.record_ready()
-        work: AsyncWork[None] = AsyncWork(f"send() to {to}")
-        message = OutgoingMessage("", parts, borrowed, work, tensors, options, now, in_pieces=in_pieces)
+        box = self._known(group, rank)
+        tensors, alone = _NO_TENSORS, piggyback is None
+        if alone and type(value) in payload.PLAIN:
+            parts, borrowed = payload.encode(value), False
+        elif alone and box is not None and box.peer.lending.newer and (array := arrays.encode(value)) is not None:
+            parts, borrowed = contents.copy_small(array)
+        else:
+            contents.check_contiguous(value)
+            tensors = self.detached_tensors()
+            parts, borrowed = contents.encode(value, piggyback, tensors)
+            tensors.record_ready()
+        message = OutgoingMessage("", parts, borrowed, None, tensors, options, now, in_pieces=in_pieces)
+        if box is not None and not tensors.tensors:
+            if not now:
+                message.waited_for(box.peer)
+            box.post(message)
+            return message.work
+        to = addressing.address(group, rank)
+        work = message.work = AsyncWork(f"send() to {to}")
         if recorder.active is not None:
             message.span = traced(recorder.active, work, f"send to {to}")
 
@@ -156,14 +171,33 @@ class Messenger:
                 if isinstance(peer, Exception):
                     raise peer
                 self.post(peer, message)
+                self._remember(to, peer)
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
                 work.reject(prefixed(error, work._what))
 
         self.directory.peer(to, found)
         return work
 
+    def _known(self, group: str, rank: int | Sequence[int]) -> Outbox | None:
+        """Return the outbox for messages without tensors; None to ask the directory, which answers in order."""
+        if type(rank) is not int or recorder.active is not None or group in self.directory.waiting:
+            return None
+        found = self._receivers.get((group, rank))
+        if found is None:
+            return None
+        box, remote = found
+        peers = remote.peers
+        if remote.closing or remote.gone._finished or rank >= len(peers) or peers[rank] is not box.peer:
+            return None
+        return None if box.peer in self._tensor_senders else box
+
+    def _remember(self, to: WorkerAddress, peer: Peer) -> None:
+        """Let `_known` find the outbox to the worker *to* from now on, unless a look-up of its group is under way."""
+        remote, box = self.directory.known(to.root_group_name), self._outboxes.get(peer)
+        if remote is not None and box is not None and len(to.rank_path) == 1:
+            self._receivers[to.root_group_name, to.rank] = box, remote
+
     def detached_tensors(self) -> DetachedTensors:
-        """Return a collector for the tensors that are to travel beside one message."""
         return DetachedTensors(self.endpoint.overrides.get(CPU) == LANE)
 
     def post(self, peer: Peer, message: OutgoingMessage) -> None:
@@ -240,7 +274,7 @@ class Messenger:
         self.watch(peer)
         self._post_receive(posted, peer)
 
-    def _post_receive(self, posted: PostedReceive, peer: Peer | None) -> None:
+    def _post_receive(self, posted: Posted, peer: Peer | None) -> None:
         posted.incarnation = "" if peer is None else peer.worker_id
         if self._unread:
             self._put_back()
@@ -249,6 +283,7 @@ class Messenger:
                 return
             message, stale = self._mailbox.posted(posted.key, posted)
             dead = message is None and peer is not None and self.error_of(peer) is not None
+            dead = dead and (peer not in self._watched or peer.error is None)  # else `_gone` is to come
             if dead:
                 self._mailbox.withdraw(posted.key, posted)
         if stale:
@@ -269,30 +304,9 @@ class Messenger:
         except CallTimeoutError:
             if work.done() or not self.withdraw(work.posted):
                 return work.wait()  # the message came at the last moment, or the work failed with this very error
-        raise _timed_out(work, timeout or 0.0)
+        raise work.timed_out(timeout or 0.0)
 
-    def limit(self, work: PendingReceive, timeout: float) -> None:
-        """Fail *work* with CallTimeoutError after *timeout* seconds, unless it is done by then. Does not wait."""
-        posted = work.posted
-
-        def expire() -> None:
-            found = posted.work()
-            if found is not None and not found.done() and (self.withdraw(posted) or found.asleep):
-                found.reject(_timed_out(found, timeout))
-
-        def start() -> None:
-            found = posted.work()
-            if found is not None and not found.done():
-                posted.timer = self._io.loop.call_later(timeout, expire)
-
-        def stop() -> None:
-            if posted.timer is not None:
-                posted.timer.cancel()
-
-        self._io.call(start)
-        work._on_done(lambda: self._io.call(stop))
-
-    def withdraw(self, posted: PostedReceive) -> bool:
+    def withdraw(self, posted: Posted) -> bool:
         """Withdraw a receive, so that it gets no message.
 
         Return False if it has its message or error already, else True.
@@ -308,19 +322,22 @@ class Messenger:
             self._put_back()
         return True
 
-    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> None:
-        """Handle a message that arrived. Loop thread only.
+    def arrives_anywhere(self, frame: frames.UserMessage) -> bool:
+        """Return True if `arrived` may handle this message on any thread, False if only the loop thread may."""
+        return frame.transfer is None and not frame.unwritten and recorder.active is None
 
-        Give the message to the receive that waits for it, or put it into the mailbox. If the sender asks for an
-        acknowledgement, send it.
+    def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> None:
+        """Give a message that arrived to the receive that waits for it, else to the mailbox; acknowledge it.
+
+        Loop thread, unless `arrives_anywhere` allows any.
         """
         if frame.n and not frame.unwritten:
             self._reply(link, frames.Held(frame.id, frame.n))
-        tensors: IncomingTensors | ArrivingPart | None = None
+        tensors: Any = in_place(parts)
         if frame.transfer is not None:
             tensors = self.tensor_receiver.arrived(link, frame, parts)
         elif frame.unwritten:
-            tensors = self._arriving(link, frame, parts)
+            tensors = self.arriving.begin(link, frame, parts)
         message = ArrivedMessage(frame.src_id, frame.size, parts, link, frame.id, tensors)
         if recorder.active is not None:
             number = self._arrivals[frame.src_id, frame.id] = self._arrivals.get((frame.src_id, frame.id), 0) + 1
@@ -331,50 +348,22 @@ class Messenger:
         with self._lock:
             wanted = self._mailbox.wants(key, frame.src_id)
             posted = self._mailbox.arrived(key, message) if wanted else None
+        if isinstance(tensors, PartInPlace):
+            tensors.only_for(posted)
         if posted is not None:
             self._give(posted, message)
         elif not wanted:
-            self._return_credit(message)
+            self._return_credit(message, message.size)
         if isinstance(tensors, IncomingTensors):
             self.tensor_receiver.begin(link, frame, tensors)  # last: the receive may have offered its tensor
 
-    def _arriving(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> ArrivingPart:
-        key = (link, frame.id, frame.n)
-        part = self._unwritten[key] = ArrivingPart(f"a tensor from {frame.src}", frame.src_id, parts)
-        part._on_done(lambda: self._unwritten.pop(key, None))
-
-        def found(peer: Peer | Exception) -> None:
-            if isinstance(peer, GroupNotFoundError) or (
-                not isinstance(peer, Exception) and peer.worker_id != frame.src_id
-            ):
-                part.reject(PeerDiedError(f"{part._what}: its sender has ended", peer=frame.src))
-            elif isinstance(peer, Peer):
-                self.watch(peer)
-                self._fail_unwritten(peer)
-
-        self.directory.peer(WorkerAddress.from_name(frame.src), found)
-        return part
-
-    def written(self, link: bytes, frame: frames.Written, _parts: AuthenticatedParts) -> None:
-        """Handle a sender's report how much of a message's last part it has written. Loop thread only."""
-        part = self._unwritten.get((link, frame.id, frame.n))
-        if part is not None:
-            part.written(frame.size)
-
-    def _fail_unwritten(self, peer: Peer) -> None:
-        """Fail the messages that *peer* was still writing, if it is gone."""
-        error = self.error_of(peer)
-        for part in list(self._unwritten.values()):
-            if error is not None and part.sender == peer.worker_id:
-                part.reject(peer_gone_error(peer, error, part._what))
-
-    def _give(self, posted: PostedReceive, message: ArrivedMessage) -> None:
+    def _give(self, posted: Posted, message: ArrivedMessage) -> None:
         """Give *message* to the receive *posted*, as soon as the tensors beside the message are here.
 
-        The credit for the message returns to its sender at once. If the receive no longer wants the message, the
-        message goes back to the mailbox.
+        Then the credit for the message returns to its sender: the thread that waits for the message comes first. If the
+        receive no longer wants the message, the message goes back to the mailbox.
         """
-        self._return_credit(message)
+        size, message.size = message.size, 0  # a message that is put back must not be counted twice
         tensors = message.tensors
         with self._lock:
             work = posted.work() if not posted.closed else None
@@ -388,8 +377,9 @@ class Messenger:
         elif work is None or not work.take(message):
             self._unread.append((posted.key, message))
             self._put_back()
+        self._return_credit(message, size)
 
-    def _loaded(self, posted: PostedReceive) -> None:
+    def _loaded(self, posted: Posted) -> None:
         """Give the message to the receive *posted*, after the tensors beside the message have arrived or are lost."""
         with self._lock:
             message, posted.loading = posted.loading, None
@@ -398,10 +388,9 @@ class Messenger:
             self._unread.append((posted.key, message))
             self._put_back()
 
-    def _return_credit(self, message: ArrivedMessage) -> None:
+    def _return_credit(self, message: ArrivedMessage, size: int) -> None:
         with self._lock:
-            due = self._credit.taken(message.link, message.outbox, message.size)
-        message.size = 0  # a message that is put back must not be counted twice
+            due = self._credit.taken(message.link, message.outbox, size)
         if due:
             self._reply(message.link, frames.Returned(message.outbox, due))
 
@@ -430,7 +419,7 @@ class Messenger:
             if peer in self._watched:
                 return
             self._watched.add(peer)
-        peer.on_gone(lambda _error: self._gone(peer))
+        peer.on_gone(lambda error: self._died(peer, error))
 
     def link_lost(self, _link: bytes, worker_id: str) -> None:
         """End all exchange of messages with a worker whose connection was lost, because a message may be missing.
@@ -452,9 +441,15 @@ class Messenger:
         """Stop returning credit over *link*, whose process has ended; fail what it was writing. Loop thread only."""
         with self._lock:
             self._credit.forget(link)
-        for key, part in list(self._unwritten.items()):
-            if key[0] == link:
-                part.reject(PeerDiedError(f"{part._what}: its sender has ended"))
+        self.arriving.forget(link)
+
+    def _died(self, peer: Peer, error: Exception) -> None:
+        if not isinstance(error, WorkerDiedError):
+            self._gone(peer)
+        elif self._io.inside():
+            self.when_read(peer.worker_id, partial(self._gone, peer))
+        else:
+            self._io.call(self.when_read, peer.worker_id, partial(self._gone, peer))
 
     def _gone(self, peer: Peer) -> None:
         with self._lock:
@@ -466,18 +461,21 @@ class Messenger:
             lost = self._mailbox.sender_gone(peer.name, peer.worker_id)
             self._watched.discard(peer)
             box = self._outboxes.pop(peer, None)
+            found_before = list(self._receivers.items())  # a list: other threads add to the dict
+            self._receivers = {to: found for to, found in found_before if found[0] is not box}
+            self.blocking.forget(peer)
         if box is not None and peer.error is None:
             box.fail(self._broken[peer.worker_id])
         self._fail_gone(lost, peer)
-        self._fail_unwritten(peer)
+        self.arriving.fail(peer)
         self.peer_gone(peer)
 
-    def _fail_gone(self, receives: list[PostedReceive], peer: Peer) -> None:
+    def _fail_gone(self, receives: list[Posted], peer: Peer) -> None:
         error = self.error_of(peer)
         assert error is not None
         self._fail(receives, lambda what: peer_gone_error(peer, error, what))
 
-    def _fail(self, receives: list[PostedReceive], error: Callable[[str], Exception]) -> None:
+    def _fail(self, receives: list[Posted], error: Callable[[str], Exception]) -> None:
         for posted in receives:
             with self._lock:
                 work = None if posted.closed else posted.work()
@@ -490,8 +488,4 @@ class Messenger:
         with self._lock:
             messages = self._mailbox.forget(key)
         for message in messages:
-            self._return_credit(message)
-
-
-def _timed_out(work: PendingReceive, timeout: float) -> CallTimeoutError:
-    return CallTimeoutError(f"{work._what}: no message came within {timeout:g} s")
+            self._return_credit(message, message.size)

@@ -28,7 +28,6 @@ import msgspec
 
 from rlinf_actors import forks
 from rlinf_actors.messaging import pieces
-from rlinf_actors.messaging.contents import size_of
 from rlinf_actors.messaging.directory import peer_gone_error
 from rlinf_actors.messaging.flow_control import OVERHEAD, Window
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
@@ -51,8 +50,8 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     Attributes:
         stream: "" for send and recv, else the stream of a broadcast tree.
         parts: contents of the message.
-        borrowed: True if some parts are the sender's own memory, which must not change before `work` is done.
-        work: the AsyncWork of the send.
+        borrowed: True if some parts are the sender's own memory, which must not change before the send is done.
+        work: the AsyncWork of the send; None as long as no code has to wait for it.
         tensors: tensors that travel beside the message.
         options: options of the process group that carries these tensors; None for the defaults.
         now: True if a thread waits for the send, so that the link must not delay the message.
@@ -68,7 +67,7 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     stream: str
     parts: Sequence[Buffer]
     borrowed: bool
-    work: AsyncWork[None]
+    work: AsyncWork[None] | None
     tensors: DetachedTensors
     options: CollectiveGroupOptions | None = None
     now: bool = False
@@ -83,33 +82,43 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     @property
     def size(self) -> int:
         """Bytes that the message takes up in the window until the receiver returns them as credit."""
-        return size_of(self.parts) + OVERHEAD + self.extra_bytes
+        size = OVERHEAD + self.extra_bytes
+        for part in self.parts:
+            size += part.nbytes if type(part) is memoryview else len(part)
+        return size
 
     def settle(self, error: Exception | None = None) -> None:
-        """End one of the `pending` operations. The last one completes `work`; *error* fails `work` at once."""
+        """End one of the `pending` operations. The last one completes `work`, if any; *error* fails it at once."""
         last = self.pending == 1  # then no other thread settles this message
         if not last:
             with _settling:
                 self.pending -= 1
                 last = self.pending == 0
-        if error is not None:
-            self.work.reject(error)
-        elif last:
-            self.work.resolve(None)
+        if self.work is not None:
+            if error is not None:
+                self.work.reject(error)
+            elif last:
+                self.work.resolve(None)
+
+    def waited_for(self, peer: Peer) -> AsyncWork[None]:
+        """Return `work`, made now if there is none, since the send to *peer* is not done when it has been posted."""
+        if self.work is None:
+            self.work = AsyncWork(f"send() to {peer.name}")
+        return self.work
 
     def fail_for(self, peer: Peer, error: Exception) -> None:
-        """Fail `work` because the receiver *peer* is gone; *error* says how the receiver ended."""
-        self.settle(peer_gone_error(peer, error, self.work._what))
+        """Fail the send because the receiver *peer* is gone; *error* says how the receiver ended."""
+        self.settle(peer_gone_error(peer, error, self.waited_for(peer)._what))
 
 
 class Outbox:
     """Sends this worker's messages to the worker *peer*, with at most *limit* bytes in flight.
 
-    *name* and *worker_id* are those of this worker.
+    *name* and *worker_id* are those of this worker. `peer` is the receiver.
     """
 
     def __init__(self, peer: Peer, name: str, worker_id: str, limit: int) -> None:
-        self._peer = peer
+        self.peer = peer
         self._name = name
         self._worker_id = worker_id
         self._lock = threading.Lock()
@@ -118,32 +127,35 @@ class Outbox:
         self._numbers = itertools.count(1)
         self._sent = 0
         self._error: Exception | None = None
-        self._id = peer.listen(self._acknowledged)
+        self._id = peer.listen(self._acknowledged, anywhere=True)
         peer.on_gone(self.fail)
 
     def post(self, message: OutgoingMessage) -> None:
-        """Send *message* as soon as the window has room for it. Any thread."""
+        """Send *message* as soon as the window has room for it. Any thread.
+
+        If the message has no `work` afterwards, the send is done.
+        """
+        size = message.size
+        settle = None
         try:
-            self._post(message)
+            with self._lock:
+                error = self._error
+                if error is None:
+                    if self._window.offer(size, message):
+                        settle = self._send(message, size, message.now, message.in_pieces)
+                    else:
+                        message.waited_for(self.peer)
+            if error is not None:
+                message.fail_for(self.peer, error)
+            elif settle is not None:
+                settle()
         except BaseException:  # a signal handler raised
             if message.write is not None:  # the receiver knows of the message, and waits for the rest
                 message.write()
             raise
 
-    def _post(self, message: OutgoingMessage) -> None:
-        size = message.size
-        settle = None
-        with self._lock:
-            error = self._error
-            if error is None and self._window.offer(size, message):
-                settle = self._send(message, size, message.now, message.in_pieces)
-        if error is not None:
-            message.fail_for(self._peer, error)
-        elif settle is not None:
-            settle()
-
     def _acknowledged(self, frame: frames.AnyFrame) -> None:
-        """Handle the receiver's credit (Returned) or acknowledgement (Held). Loop thread only.
+        """Handle the receiver's credit (Returned) or acknowledgement (Held). Any thread.
 
         Credit makes room in the window, so waiting messages are sent. An acknowledgement completes the send of its
         message.
@@ -168,7 +180,7 @@ class Outbox:
             lost = [*self._unacknowledged.values(), *self._window.remove_waiting()]
             self._unacknowledged.clear()
         for message in lost:
-            message.fail_for(self._peer, error)
+            message.fail_for(self.peer, error)
 
     def _send(self, message: OutgoingMessage, size: int, now: bool, in_pieces: bool) -> Settle | None:
         """Place the large parts of a message, and put the message on the link. Call with the lock held.
@@ -185,15 +197,16 @@ class Outbox:
             parts = [*parts[:-1], block]
         elif message.borrowed:
             # a copy in shared memory, if the receiver can be lent one: then the sender's memory is free at once
-            parts, stored = self._peer.lending.store(parts)
+            parts, stored = self.peer.lending.store(parts)
             if not stored:
                 number = next(self._numbers)
+                message.waited_for(self.peer)
                 self._unacknowledged[number] = message
                 settle = None
         frame = frames.UserMessage(
             self._id, number, self._name, self._worker_id, message.stream, size, message.transfer, unwritten
         )
-        self._peer.send(frame, parts, now=now, alone=not message.stream)
+        self.peer.send(frame, parts, now=now, alone=not message.stream)
         if message.on_sent is not None:
             message.on_sent()
         self._sent += 1
@@ -204,13 +217,13 @@ class Outbox:
     def _allocate(self, parts: Sequence[Buffer]) -> memoryview | None:
         """Return a block for the last part, to write in pieces; None if the part is too small, or cannot be lent."""
         size = memoryview(parts[-1]).nbytes if len(parts) == 2 else 0
-        return self._peer.lending.allocate(size) if size >= pieces.FROM else None
+        return self.peer.lending.allocate(size) if size >= pieces.FROM else None
 
     def _write(self, message: OutgoingMessage, block: memoryview, part: Buffer, number: int) -> None:
         """Write the last part of message *number* into its block, and tell the receiver after each piece."""
 
         def tell(size: int) -> None:
-            self._peer.send(frames.Written(self._id, number, size), now=True)
+            self.peer.send(frames.Written(self._id, number, size), now=True)
             if size in (0, len(block)):
                 message.write = None
 

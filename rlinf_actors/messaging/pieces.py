@@ -16,13 +16,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.errors import ConnectionLostError
+from rlinf_actors.errors import ConnectionLostError, GroupNotFoundError, PeerDiedError
+from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error
+from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.shared_memory import copy
 from rlinf_actors.runtime.future import Promise
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
+
+if TYPE_CHECKING:
+    from rlinf_actors.messaging.messenger import Messenger
 
 PIECE = 4 << 20
 """Bytes that are written between two reports. A report costs both processes about 50 us, a piece some 400 us."""
@@ -94,3 +101,59 @@ class ArrivingPart(Promise[None]):
         """Wait until the part is written. Raises PeerDiedError if the sender died before. No tensors are beside it."""
         self.wait()
         return []
+
+
+class ArrivingParts:
+    """The parts that are still being written by the senders of messages to this worker. Loop thread, except for `fail`.
+
+    Args:
+        directory: finds the senders.
+        messenger: watches the senders, and calls `fail` when one is gone.
+    """
+
+    def __init__(self, directory: WorkerDirectory, messenger: Messenger) -> None:
+        self._directory = directory
+        self._messenger = messenger
+        self._parts: dict[tuple[bytes, int, int], ArrivingPart] = {}  # by link, outbox and number of their message
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def begin(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> ArrivingPart:
+        """Return the part that the sender of *frame* writes from now on."""
+        key = (link, frame.id, frame.n)
+        part = self._parts[key] = ArrivingPart(f"a tensor from {frame.src}", frame.src_id, parts)
+        part._on_done(lambda: self._parts.pop(key, None))
+
+        def found(peer: Peer | Exception) -> None:
+            if isinstance(peer, GroupNotFoundError) or (
+                not isinstance(peer, Exception) and peer.worker_id != frame.src_id
+            ):
+                ended = PeerDiedError(f"{part._what}: its sender has ended", peer=frame.src)
+                self._messenger.when_read(frame.src_id, partial(part.reject, ended))
+            elif isinstance(peer, Peer):
+                self._messenger.watch(peer)
+                if peer.error is None:  # else the messenger calls `fail` when all that it wrote was read
+                    self.fail(peer)
+
+        self._directory.peer(WorkerAddress.from_name(frame.src), found)
+        return part
+
+    def written(self, link: bytes, frame: frames.Written, _parts: AuthenticatedParts) -> None:
+        """Handle a sender's report how much of a message's last part it has written."""
+        part = self._parts.get((link, frame.id, frame.n))
+        if part is not None:
+            part.written(frame.size)
+
+    def fail(self, peer: Peer) -> None:
+        """Fail the parts that *peer* was still writing, if it is gone. Any thread."""
+        error = self._messenger.error_of(peer)
+        for part in list(self._parts.values()):
+            if error is not None and part.sender == peer.worker_id:
+                part.reject(peer_gone_error(peer, error, part._what))
+
+    def forget(self, link: bytes) -> None:
+        """Fail the parts of messages that came over *link*, whose process has ended."""
+        for key, part in list(self._parts.items()):
+            if key[0] == link:
+                part.reject(PeerDiedError(f"{part._what}: its sender has ended"))

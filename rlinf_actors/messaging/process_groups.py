@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,19 +76,41 @@ class GroupStore:
             listener.listen()
             port = listener.getsockname()[1]
             self.endpoint = f"{ip}:{port}"
-            self._server: Any = _distributed().TCPStore(
-                ip,
-                port,
-                None,
-                True,
-                timeout=datetime.timedelta(seconds=timeout_s),
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),  # the store owns it now
+            self._server: Any = serve_on(
+                listener,
+                functools.partial(
+                    _distributed().TCPStore,
+                    ip,
+                    port,
+                    None,
+                    True,
+                    timeout=datetime.timedelta(seconds=timeout_s),
+                    wait_for_workers=False,
+                ),
             )
 
     def close(self) -> None:
         """Stop the server; clients that wait for a key get an error. Any thread; may be called again."""
         self._server = None
+
+
+def serve_on(listener: socket.socket, make: Callable[..., Any]) -> Any:
+    """Return the TCPStore that *make* makes with further options; it serves on a copy of *listener*.
+
+    torch owns the copy, and closes it also if the store fails, such as when no other rank comes.
+
+    Raises:
+        TypeError: this torch's TCPStore takes no socket.
+    """
+    fd = os.dup(listener.fileno())
+    try:
+        try:
+            return make(master_listen_fd=fd)
+        except NotImplementedError:  # some versions take a socket only without libuv
+            return make(master_listen_fd=fd, use_libuv=False)
+    except (NotImplementedError, TypeError):  # torch has not taken it
+        os.close(fd)
+        raise
 
 
 def join(endpoint: str, timeout_s: float) -> Any:

@@ -12,15 +12,35 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.messaging.mailbox import ArrivedMessage, Key
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork, call_all
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.tracing import recorder
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import payload
 
 if TYPE_CHECKING:
     from rlinf_actors.messaging.messenger import Messenger
+
+
+def traced(active: recorder.Recorder, work: AsyncWork[Any], name: str) -> int:
+    """Record *work* as a span that ends when the work is done, and return the span's number."""
+    span = active.begin(name, flows.MESSAGE)
+    work._on_done(lambda: active.end(span))
+    return span
+
+
+def decoded(message: ArrivedMessage) -> Any:
+    """Unpickle the object of *message*."""
+    if message.tensors is None:
+        return payload.decode(message.parts)
+    return payload.decode(message.tensors.parts, message.tensors.tensors())
+
+
+def no_message(what: str, timeout: float) -> CallTimeoutError:
+    """Return the error of the receive *what* if no message has come within *timeout* seconds."""
+    return CallTimeoutError(f"{what}: no message came within {timeout:g} s")
 
 
 class PostedReceive:
@@ -100,6 +120,27 @@ class PendingReceive(AsyncWork[Any]):
         self._waiters = 0
         self._message: ArrivedMessage | None = None
 
+    def limit(self, timeout: float) -> None:
+        """Fail this receive with CallTimeoutError after *timeout* seconds, unless it is done by then. Does not wait."""
+        posted, messenger = self.posted, self._messenger
+
+        def expire() -> None:
+            found = posted.work()
+            if found is not None and not found.done() and (messenger.withdraw(posted) or found.asleep):
+                found.reject(found.timed_out(timeout))
+
+        def start() -> None:
+            found = posted.work()
+            if found is not None and not found.done():
+                posted.timer = messenger._io.loop.call_later(timeout, expire)
+
+        def stop() -> None:
+            if posted.timer is not None:
+                posted.timer.cancel()
+
+        messenger._io.call(start)
+        self._on_done(lambda: messenger._io.call(stop))
+
     def take(self, message: ArrivedMessage) -> bool:
         """Take *message* as the result. Return False if the work is done already, or if its last waiter was cancelled.
 
@@ -146,6 +187,10 @@ class PendingReceive(AsyncWork[Any]):
         finally:
             self._remove_waiter(cancelled)
 
+    def timed_out(self, timeout: float) -> CallTimeoutError:
+        """Return the error of this receive if no message has come within *timeout* seconds."""
+        return no_message(self._what, timeout)
+
     def _want(self) -> None:
         self._add_waiter()
 
@@ -178,9 +223,7 @@ class PendingReceive(AsyncWork[Any]):
         return message
 
     def _decode(self, message: ArrivedMessage) -> Any:
-        if message.tensors is None:
-            return payload.decode(message.parts)
-        return payload.decode(message.tensors.parts, message.tensors.tensors())
+        return decoded(message)
 
     def _make_result(self, _value: None) -> Any:
         with self._guard:

@@ -83,7 +83,7 @@ def choose(kind: str, pair: Pair, overrides: Mapping[str, str]) -> str:
 
 
 class Ccl(msgspec.Struct, frozen=True):
-    """What must fit at both ends before a CCL makes a process group of their accelerators; "" for unknown.
+    """The facts by which a CCL can, or cannot, connect the accelerators of two workers; "" for unknown.
 
     Attributes:
         version: version of the CCL.

@@ -16,6 +16,7 @@ from rlinf_actors import exhaustion
 from rlinf_actors.errors import CallTimeoutError, PeerDiedError
 from rlinf_actors.messaging import cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error
+from rlinf_actors.messaging.lane_store import BY_LINK, LaneStore
 from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions, Wire
 from rlinf_actors.messaging.tensor_transfer import (
@@ -264,12 +265,15 @@ class TensorReceiver:
         self._lanes = Lanes()
 
     def handle(self, link: bytes, frame: frames.AnyFrame, _parts: list[Buffer]) -> None:
-        """Handle a sender's question which transfers are supported (Ask), or its report of a failed lane (LaneEnded).
+        """Handle a sender's question which transfers are supported (Ask), its report of a failed lane (LaneEnded), or
+        a key of a lane's store (LaneKey).
 
         Loop thread only.
         """
         if isinstance(frame, frames.Ask):
             self._asked(link, frame)
+        elif isinstance(frame, frames.LaneKey):
+            self._lanes.key_arrived((link, frame.id, frame.lane), frame.key, frame.value)
         elif isinstance(frame, frames.LaneEnded) and not self._lanes.other_end_closed(
             (link, frame.id, frame.lane), frame.text
         ):
@@ -287,7 +291,7 @@ class TensorReceiver:
                 ccl = devices.ccl_facts(devices.home)
                 facts = frames.Facts(
                     ask.id, self._endpoint.host, accelerator, list(devices.own), devices.backends, shared,
-                    ccl.version, ccl.model, ccl.parent, groups=True,
+                    ccl.version, ccl.model, ccl.parent, groups=True, lane_keys=True,
                 )  # fmt: skip
             except Exception:
                 log.exception("torch or CUDA does not start: tensors arrive on the CPU")
@@ -336,10 +340,17 @@ class TensorReceiver:
         endpoint, backend = self._endpoint, transfer.backend
         timeout_s = endpoint.timeout_s(backend)
         options = CollectiveGroupOptions(*transfer.options)  # type: ignore[arg-type]
-        ip = endpoint.ip(transfer.store.rpartition(":")[0] == process_groups.LOOPBACK)
+        host, _, port = transfer.store.rpartition(":")
+        ip, kept = endpoint.ip(host == process_groups.LOOPBACK), None
+        if port == BY_LINK:
+
+            def send(key: str, value: bytes) -> None:
+                self._reply(link, frames.LaneKey(transfer.sender, transfer.lane, key, value))
+
+            kept = LaneStore(send, timeout_s, begins=True)
 
         def make() -> Wire:
-            store = process_groups.join(transfer.store, timeout_s)
+            store = process_groups.join(transfer.store, timeout_s) if kept is None else kept.for_torch()
             return process_groups.wire(
                 backend, store, process_groups.RECEIVER, timeout_s=timeout_s, ip=ip, options=options, name=endpoint.job
             )
@@ -347,8 +358,9 @@ class TensorReceiver:
         def report(text: str) -> None:
             self._reply(link, frames.LaneEnded(transfer.sender, transfer.lane, endpoint.worker_id, text))
 
-        lane = Lane(f"{src} to {endpoint.name}", make, self._lanes.broke, clock=endpoint.job_clock(backend))
-        return OpenLane((link, transfer.sender, transfer.lane), backend, lane, report)
+        release = kept.close if kept is not None else lambda: None
+        lane = Lane(f"{src} to {endpoint.name}", make, self._lanes.broke, release, endpoint.job_clock(backend))
+        return OpenLane((link, transfer.sender, transfer.lane), backend, lane, report, store=kept)
 
     def _watch(self, lane: OpenLane, sender: WorkerAddress, src_id: str, peer: Peer | Exception) -> None:
         """End *lane* if its sender is gone already; otherwise end it as soon as the sender is gone.

@@ -13,16 +13,18 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any
 
 import msgspec
 
 from rlinf_actors import exhaustion
-from rlinf_actors.messaging import cuda_ipc, process_groups, routes
+from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.messaging import contents, cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.cuda_ipc import CudaError
 from rlinf_actors.messaging.directory import peer_gone_error
+from rlinf_actors.messaging.lane_store import BY_LINK, LaneStore
 from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
 from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions, Wire
@@ -37,7 +39,7 @@ from rlinf_actors.messaging.tensor_transfer import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.payload import bytes_of
+from rlinf_actors.wire.arrays import bytes_of
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +204,7 @@ class TensorSender:
         """Handle a frame from the receiver. Loop thread only.
 
         Facts says which transfers the receiver supports. Released frees lent memory. LaneEnded reports a failed lane.
+        LaneKey is for a lane's store.
         """
         if type(frame) is frames.Facts:
             with self._lock:
@@ -215,6 +218,8 @@ class TensorSender:
             with self._lock:
                 released = self._lent.pop(frame.n, None)
             del released  # not under the lock: it runs finalizers
+        elif type(frame) is frames.LaneKey:
+            self._lanes.key_arrived(frame.lane, frame.key, frame.value)
         elif type(frame) is frames.LaneEnded:
             self._lanes.other_end_closed(frame.lane, frame.text)
 
@@ -244,7 +249,7 @@ class TensorSender:
                 self._sending = False
                 lost, self._waiting = self._waiting, []
             for message in lost:
-                message.settle(error)
+                self._cannot_send(message, error)
 
     def _send_waiting(self) -> None:
         while True:
@@ -261,9 +266,19 @@ class TensorSender:
             if message.tensors.tensors:
                 self._add_tensors(message)
         except Exception as error:  # noqa: BLE001 - torch's or CUDA's: it reaches the sender
-            message.settle(error)
-            return
-        self._outbox.post(message)
+            self._cannot_send(message, error)
+        else:
+            self._outbox.post(message)
+
+    def _cannot_send(self, message: OutgoingMessage, error: Exception) -> None:
+        """Fail a send. If a broadcast waits for the message, send the error in its place, to keep all in step."""
+        message.settle(error)
+        if message.stream:
+            why = f"{self._endpoint.name} cannot send the tensors to {self.peer.name}: {type(error).__name__}: {error}"
+            parts, borrowed = contents.encode_failure(RlinfActorsError(why))
+            self._outbox.post(
+                OutgoingMessage(message.stream, parts, borrowed, message.work, DetachedTensors(), span=message.span)
+            )
 
     def _add_tensors(self, message: OutgoingMessage) -> None:
         """Choose a path for each tensor of a message.
@@ -378,19 +393,31 @@ class TensorSender:
     def _new_lane(self, backend: str, options: CollectiveGroupOptions, same_node: bool) -> OpenLane:
         endpoint, number = self._endpoint, next(self._lane_numbers)
         ip, timeout_s = endpoint.ip(same_node), endpoint.timeout_s(backend)
-        store = process_groups.GroupStore(ip, timeout_s)
-        client = process_groups.join(store.endpoint, timeout_s)  # now: the lane's thread may come after `store.close`
+        kept, close, address, client = self._new_store(backend, number, ip, timeout_s)
 
         def make() -> Wire:
+            store = client()
             return process_groups.wire(
-                backend, client, process_groups.SENDER, timeout_s=timeout_s, ip=ip, options=options, name=endpoint.job
+                backend, store, process_groups.SENDER, timeout_s=timeout_s, ip=ip, options=options, name=endpoint.job
             )
 
         def report(text: str) -> None:
             self.peer.send(frames.LaneEnded(self.id, number, endpoint.worker_id, text))
 
-        lane = Lane(
-            f"{endpoint.name} to {self.peer.name}", make, self._lanes.broke, store.close, endpoint.job_clock(backend)
-        )
-        header = {"lane": number, "backend": backend, "store": store.endpoint, "options": list(astuple(options))}
-        return OpenLane(number, backend, lane, report, header)
+        lane = Lane(f"{endpoint.name} to {self.peer.name}", make, self._lanes.broke, close, endpoint.job_clock(backend))
+        header = {"lane": number, "backend": backend, "store": address, "options": list(astuple(options))}
+        return OpenLane(number, backend, lane, report, header, store=kept)
+
+    def _new_store(
+        self, backend: str, number: int, ip: str, timeout_s: float
+    ) -> tuple[LaneStore | None, Callable[[], None], str, Callable[[], Any]]:
+        """Return a lane's own store if there is one, the function that closes it, its address, and what makes torch's.
+
+        gloo's store is the link to the receiver. NCCL calls its store on threads that must not wait for Python.
+        """
+        if backend == "gloo" and self._facts is not None and self._facts.lane_keys:
+            kept = LaneStore(lambda key, value: self.peer.send(frames.LaneKey(self.id, number, key, value)), timeout_s)
+            return kept, kept.close, f"{ip}:{BY_LINK}", kept.for_torch
+        store = process_groups.GroupStore(ip, timeout_s)
+        client = process_groups.join(store.endpoint, timeout_s)  # now: the lane's thread may come after `store.close`
+        return None, store.close, store.endpoint, lambda: client

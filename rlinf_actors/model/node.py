@@ -84,6 +84,8 @@ class NodeInfo:
         profiler_backends: names of the profilers that agentd reports.
         interfaces: mapping of each network interface's name to its first IPv4 address.
         interface: name of the interface that has node_ip, "" if unknown.
+        closed: why this job may not launch workers on the node, "" if it may. A placement that names no resources
+            leaves such a node out.
     """
 
     node_labels: list[str] = field(default_factory=list)
@@ -98,6 +100,7 @@ class NodeInfo:
     profiler_backends: list[str] = field(default_factory=list)
     interfaces: dict[str, str] = field(default_factory=dict)
     interface: str = ""
+    closed: str = ""
 
     @property
     def node_id(self) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 OUTPUT, OUTPUT_DIR, OUTPUT_NAME = "{output}", "{output_dir}", "{output_name}"
 """Stand in a command or variable for the path of a worker's profile without suffix, its directory and its last part."""
+
+_WHY = "A command line of nsys has a dozen words."
+Word = Annotated[str, Meta(max_length=4096, title="path", description="PATH_MAX of Linux.")]
 
 
 class Profiler(msgspec.Struct, frozen=True):
@@ -20,9 +25,11 @@ class Profiler(msgspec.Struct, frozen=True):
         directory: directory of the profile on the node; "" for the directory of the worker's log files.
     """
 
-    command: list[str]
-    env: dict[str, str] = msgspec.field(default_factory=dict)
-    directory: str = ""
+    command: Annotated[list[Word], Meta(max_length=1024, title="command line", description=_WHY)]
+    env: Annotated[dict[Word, Word], Meta(max_length=1024, title="command line", description=_WHY)] = msgspec.field(
+        default_factory=dict
+    )
+    directory: Word = ""
 
     def program(self) -> str:
         """Return the name or path of the program."""

@@ -20,6 +20,8 @@ import ipaddress
 import logging
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +29,8 @@ from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Gate, Member
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PENDING = 1024
 """Most pending connections of one listener. Each costs 14 KiB of memory and a descriptor."""
@@ -244,6 +248,7 @@ class Admission:
         self._admit = gate.admit
         self._limit = identities
         self._owners: collections.OrderedDict[bytes, str] = collections.OrderedDict()
+        self._addresses: dict[bytes, str] = {}
         self.dropped = 0
         self.stolen = 0
 
@@ -277,9 +282,19 @@ class Admission:
                     )
                 return False
         self._owners[peer] = key
+        self._addresses.pop(peer, None)
         if len(self._owners) > self._limit:
-            self._owners.popitem(last=False)
+            self._addresses.pop(self._owners.popitem(last=False)[0], None)
         return True
+
+    def note(self, peer: bytes, address_of: Callable[[T], str], frame: T) -> None:
+        """Remember the address from which *peer* came first. If it is not known, *address_of* tells it of *frame*."""
+        if peer not in self._addresses:
+            self._addresses[peer] = address_of(frame)
+
+    def address_of(self, peer: bytes) -> str:
+        """Return the address of *peer*, "" if it is not known."""
+        return self._addresses.get(peer, "")
 
     def member_of(self, peer: bytes) -> Member | None:
         """Return the member that uses the identity *peer*; None if the identity is unknown or its key is no longer

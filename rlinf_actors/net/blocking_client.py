@@ -297,7 +297,7 @@ class BlockingClient:
             head._faults.append(f"{endpoint}: {error}")
 
     def _connect(self, head: RemoteHead, endpoint: str, security: Security) -> None:
-        proof = security.proof(endpoint)
+        proof = security.proof(endpoint, observes=True)
         made = self._context.socket(zmq.DEALER)
         try:
             made.setsockopt(zmq.LINGER, 0)

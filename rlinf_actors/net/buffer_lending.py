@@ -10,7 +10,6 @@ Dropped frame, and the owner frees the block.
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import logging
@@ -22,7 +21,7 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import descriptor_of
 from rlinf_actors.net.further_arenas import FurtherArenas
-from rlinf_actors.net.shared_memory import SHARED_FROM, Arena, Borrowed, Offer
+from rlinf_actors.net.shared_memory import SHARED_FROM, Arena, Borrowed, Offer, kept
 from rlinf_actors.wire import frames
 
 log = logging.getLogger(__name__)
@@ -62,6 +61,14 @@ def lent(header: bytes) -> tuple[bytes, int]:
     return leases.header, sum(row[3] for row in (*leases.rows, *leases.further))
 
 
+def own_header(header: bytes) -> bytes:
+    """Return the message's own header in *header*. Raises RemoteWireError if *header* is malformed."""
+    try:
+        return lent(header)[0]
+    except msgspec.DecodeError as error:
+        raise RemoteWireError(f"a malformed header of lent parts: {error}") from None
+
+
 class Lending:
     """Lends large parts of one connection's messages to the peer in shared memory, and opens the parts that the peer
     lends.
@@ -73,6 +80,11 @@ class Lending:
         soon: runs a function on the loop; callable on any thread.
         send: sends a frame to the peer, with parts if they are given; loop thread.
         peer: name of the peer, for logs.
+
+    Attributes:
+        newer: True if the peer has said that it speaks protocol 7: it accepts parts that are written after their
+            message, and arrays that are not pickled (`wire.arrays`).
+        together: True if the peer accepts several calls in one frame.
     """
 
     def __init__(
@@ -87,16 +99,16 @@ class Lending:
         self._send = send
         self._peer = peer
         self._lends = False
-        self._pieces = False
+        self.newer = self.together = False
         self._borrowed: Borrowed | None = None
         self._offered = False
         self._opened = False
         self._lent: dict[int, Buffer] = {}
         self._lent_before: list[Buffer] = []  # on earlier links to the same process
         self._numbers = itertools.count(1)
-        self._dropped: collections.deque[int] = collections.deque()
+        self._dropped: list[int] = []
         self._reporting = False
-        self._further = FurtherArenas(arena, soon, send, peer)
+        self._further: FurtherArenas | None = None  # made when the peer has said that it is on this machine
 
     @property
     def lent_bytes(self) -> int:
@@ -119,12 +131,15 @@ class Lending:
         If the frame offers the peer's arena, open that arena and report to the peer whether this succeeded. If the
         frame says that the peer has opened this process's arena, lend large parts to the peer from now on.
         """
+        self.together = frame.together
         if self._arena is None:
             if frame.pid:
-                self._send(frames.Memory())
+                self._send(frames.Memory(together=True))
             return
+        if self._further is None:
+            self._further = FurtherArenas(self._arena, self._soon, self._send, self._peer)
         self._lends = frame.opened
-        self._pieces = frame.pieces
+        self.newer = frame.pieces
         if not frame.pid or self._opened:
             return
         self._opened = True  # once: an arena that cannot be opened now cannot be opened later
@@ -140,10 +155,10 @@ class Lending:
         assert self._arena is not None
         offer = self._arena.offer
         if self._offered:
-            self._send(frames.Memory(opened=opened, pieces=True))
+            self._send(frames.Memory(opened=opened, pieces=True, together=True))
             return
         self._offered = True
-        memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened, True)
+        memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened, True, True)
         self._send(memory, self._arena.descriptors())
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
@@ -173,11 +188,12 @@ class Lending:
         None if the peer does not borrow, does not accept such messages, or the arena has no room.
         """
         arena = self._arena
-        return arena.allocate(size) if arena is not None and self._lends and self._pieces else None
+        return arena.allocate(size) if arena is not None and self._lends and self.newer else None
 
     def heard_further(self, frame: frames.Shown | frames.Opened | frames.Hidden, parts: Sequence[Buffer] = ()) -> None:
-        """Handle a frame of the peer, with its *parts*, about a further arena."""
-        self._further.heard(frame, parts)
+        """Handle a frame of the peer, with its *parts*, about a further arena. Ignore it before the peer's Memory."""
+        if self._further is not None:
+            self._further.heard(frame, parts)
 
     def pack(
         self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True, give: bool = False
@@ -194,8 +210,8 @@ class Lending:
                 only its own copy.
             give: True to hand the parts over, if the peer accepts that: the peer then keeps them without a copy.
         """
-        arena = self._arena
-        if arena is None or not self._lends:
+        arena, more = self._arena, self._further
+        if arena is None or more is None or not self._lends:
             return header, parts
         rows: list[tuple[int, int, int, int]] = []
         further: list[tuple[int, int, int, int, int]] = []
@@ -205,7 +221,7 @@ class Lending:
             size = len(part) if type(part) is bytes else memoryview(part).nbytes
             if size < SHARED_FROM:
                 continue
-            found = self._further.place(part, give)
+            found = more.place(part, give) if give or kept(part) is not None else None
             if found is not None:
                 part, number, place, little_left = found
                 lease = next(self._numbers)
@@ -243,7 +259,9 @@ class Lending:
             leases = _decode(memoryview(header)[1:])
             rows = [(*row, 0) for row in leases.rows]
             for index, lease, offset, size, number in [*rows, *leases.further]:
-                source = self._further.opened(number) if number else self._borrowed
+                source = self._borrowed
+                if number and self._further is not None:
+                    source = self._further.opened(number)
                 if source is None:
                     raise ValueError("it was never opened")
                 ended = functools.partial(self._drop, lease)
@@ -290,7 +308,8 @@ class Lending:
             self._lends = False
         else:
             self.borrower_gone()
-        self._further.close()
+        if self._further is not None:
+            self._further.close()
         self._arena = None
         self._borrowed = None
 
@@ -303,6 +322,7 @@ class Lending:
 
     def _report_dropped(self) -> None:
         self._reporting = False
-        leases = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        leases = self._dropped[:]
+        del self._dropped[: len(leases)]  # other threads append meanwhile
         if leases and self._arena is not None:
             self._send(frames.Dropped(leases))

@@ -4,7 +4,7 @@ Theory of operation. `BulkLink` is the bulk side of one link, at either end. If 
 an Announce in the place of its header, and the parts become a *transfer*: pieces that the streams of the link's
 *session* carry in any order, each straight from the sender's memory to its place at the receiver. The receiver keeps
 the message, and all messages behind it, until the transfer is complete, so the order of the link stays. It then
-reports Done, and the sender forgets the parts.
+reports TransferDone, and the sender forgets the parts.
 
 The session. A worker listens on a bulk port beside its TCP port. The process that has the link opens a session when
 either end has a first transfer: it sends a new secret by the link (Open), and connects. So who may connect is decided
@@ -12,8 +12,8 @@ by the link (CURVE and the job's token). Both ends of each connection prove that
 byte is accepted (`net.bulk_handshake`), and if the job has keys, all pieces are encrypted (`net.bulk_framing`).
 
 Failures. If a session cannot be opened, or one of its streams fails, both ends end it (Ended), and send every transfer
-that is not Done by the link itself (Inline), as if there were no bulk streams. After RETRY_S the next transfer may open
-a session again. When the link ends, its transfers end with it.
+that is not done (TransferDone) by the link itself (Inline), as if there were no bulk streams. After RETRY_S the next
+transfer may open a session again. When the link ends, its transfers end with it.
 
 Idle sessions. After IDLE_S without a transfer, the process that has the link ends the session (Ended with the text
 IDLE), and the listener closes the streams. The next transfer opens a new session.
@@ -41,8 +41,9 @@ from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import bulk_framing as framing
 from rlinf_actors.net.bulk_framing import PieceHeader
-from rlinf_actors.net.bulk_streams import Stream
-from rlinf_actors.net.bulk_transfers import Incoming, Outgoing
+from rlinf_actors.net.bulk_streams import BulkStream
+from rlinf_actors.net.bulk_transfers import Incoming, Outgoing, TargetFor
+from rlinf_actors.wire.bounds import Handle, Ids, Text
 from rlinf_actors.wire.protocol import checked
 
 if TYPE_CHECKING:
@@ -80,29 +81,37 @@ class Announce(_Message, frozen=True, tag=0):
     """A message with this `header`. For each row (index, size), its part `index` of `size` bytes is in the transfer."""
 
     transfer: _Index
-    rows: list[tuple[_Index, Annotated[int, Meta(ge=1)]]]
-    header: bytes
+    rows: Ids[tuple[_Index, Annotated[int, Meta(ge=1)]]]
+    header: Annotated[bytes, Meta(max_length=1 << 24, title="header", description="As a control message.")]
 
 
 class Open(_Message, frozen=True, tag=1):
     """The sender connects to the receiver's bulk port, and proves there that it knows `secret`."""
 
-    session: Annotated[bytes, Meta(min_length=framing.SESSION, max_length=framing.SESSION)]
-    secret: Annotated[bytes, Meta(min_length=framing.SECRET, max_length=framing.SECRET)]
+    session: Annotated[
+        bytes,
+        Meta(
+            min_length=framing.SESSION, max_length=framing.SESSION, title="session", description="Its length is fixed."
+        ),
+    ]
+    secret: Annotated[
+        bytes,
+        Meta(min_length=framing.SECRET, max_length=framing.SECRET, title="secret", description="Its length is fixed."),
+    ]
     keyed: bool
 
 
 class Ended(_Message, frozen=True, tag=2):
     """The session has ended, b"" for one that was never opened. `why` is for people."""
 
-    session: bytes
-    why: str
+    session: Handle
+    why: Text
 
 
-class Done(_Message, frozen=True, tag=3):
+class TransferDone(_Message, frozen=True, tag=3):
     """These transfers of the receiver are complete."""
 
-    transfers: list[int]
+    transfers: Ids[int]
 
 
 class Inline(_Message, frozen=True, tag=4):
@@ -111,9 +120,9 @@ class Inline(_Message, frozen=True, tag=4):
     transfer: int
 
 
-AnyMessage = Union[Announce, Open, Ended, Done, Inline]
+AnyMessage = Union[Announce, Open, Ended, TransferDone, Inline]
 _encode = msgspec.msgpack.Encoder().encode
-_decode = checked(msgspec.msgpack.Decoder(AnyMessage), "a message about bulk streams")
+_decode: Callable[[bytes | memoryview], AnyMessage] = checked(AnyMessage, "a message about bulk streams")
 
 
 class BulkLink:
@@ -126,6 +135,7 @@ class BulkLink:
         deliver: handles a message that has arrived with all its parts, on the loop; returns nothing.
         failed: called on the loop after *deliver* raised an exception, if this process continues.
         address: IP address and bulk port of the listener; None at the listener.
+        target_for: says which receive has memory for a large part that arrives. Else it arrives in memory of its own.
     """
 
     def __init__(
@@ -136,7 +146,9 @@ class BulkLink:
         deliver: Callable[[bytes, list[Buffer]], None],
         failed: Callable[[InternalError], object],
         address: tuple[str, int] | None = None,
+        target_for: TargetFor = lambda header, parts, size, again: None,
     ) -> None:
+        self._target_for = target_for
         self._transport = transport
         self.name = name
         self._send = send
@@ -145,8 +157,8 @@ class BulkLink:
         self._address = address
         self._lock = threading.Lock()
         self._session = b""
-        self._streams: list[Stream] = []
-        self._retired: list[Stream] = []  # of an idle session, until the listener closes them
+        self._streams: list[BulkStream] = []
+        self._retired: list[BulkStream] = []  # of an idle session, until the listener closes them
         self._failed_at: float | None = None
         self._closed = False
         self._numbers = 0
@@ -235,7 +247,7 @@ class BulkLink:
 
     # --- the streams; engine's threads ---
 
-    def next_piece(self, stream: Stream) -> tuple[PieceHeader, list[Buffer]] | None:
+    def next_piece(self, stream: BulkStream) -> tuple[PieceHeader, list[Buffer]] | None:
         with self._lock:
             header = self._next
             if header is None or stream not in self._streams:  # a stream of an ended session must take none
@@ -277,9 +289,10 @@ class BulkLink:
             if not incoming.pieces.complete:
                 return
             incoming.complete = True
+            del incoming  # its memory is not to wait for this thread
         self._transport.soon(lambda: self._completed(header.transfer))
 
-    def ready(self, stream: Stream, session: bytes) -> None:
+    def ready(self, stream: BulkStream, session: bytes) -> None:
         """Use an authenticated connection of *session*."""
         with self._lock:
             current = session == self._session and not self._closed
@@ -290,7 +303,7 @@ class BulkLink:
         else:
             stream.close()
 
-    def stream_ended(self, stream: Stream, why: str) -> None:
+    def stream_ended(self, stream: BulkStream, why: str) -> None:
         with self._lock:
             session = self._session if stream in self._streams else None
         if session is not None:
@@ -345,7 +358,7 @@ class BulkLink:
     def _handle(self, message: AnyMessage, parts: list[Buffer]) -> None:
         if isinstance(message, Announce):
             self._begin(message, parts)
-        elif isinstance(message, Done):
+        elif isinstance(message, TransferDone):
             with self._lock:
                 for number in message.transfers:
                     self._outgoing.pop(number, None)
@@ -382,7 +395,10 @@ class BulkLink:
             raise RemoteWireError(f"a transfer of {sum(sizes)} bytes, or one that came before")
         if any(index >= len(parts) for index, _ in message.rows):
             raise RemoteWireError("a transfer with parts that the message does not have")
-        incoming = Incoming(message.rows, self._transport.memory)
+        lone = len(message.rows) == 1 and message.rows[0][0] == len(parts) - 1  # its last part is the only large one
+        asks = lone and not self._held  # no message is held, so this one is delivered next
+        given = self._target_for(message.header, parts, sizes[0], self._ask_again) if asks else None
+        incoming = Incoming(message.rows, self._transport.memory, given, lone)
         with self._lock:
             if self._closed:
                 return
@@ -407,7 +423,7 @@ class BulkLink:
             incoming = self._incoming.pop(transfer, None)
             self._arriving -= 0 if incoming is None else incoming.size
         if incoming is not None and not self._closed:
-            self._send(MARK + _encode(Done([transfer])), ())
+            self._send(MARK + _encode(TransferDone([transfer])), ())
             self._advance()
 
     def _advance(self) -> None:
@@ -415,12 +431,28 @@ class BulkLink:
         while self._held and not self._closed:
             header, parts, incoming = self._held[0]
             if incoming is not None and not incoming.complete:
+                self._ask_again()
                 return
             if incoming is not None:
                 incoming.put_into(parts)
             self._transport.deliver(self.name, partial(self._deliver, header, parts), self._failed)
             if self._held:  # else `close` was called meanwhile
                 self._held.popleft()  # last: while a message is held, no other thread may handle a later one
+
+    def _ask_again(self) -> None:
+        """Let the rest of the message that is delivered next arrive in the memory of a receive, if one has memory now.
+
+        A receiver that was late once is late for each message of a stream: the next one arrives while it copies.
+        """
+        if not self._held or self._closed:
+            return
+        header, parts, incoming = self._held[0]
+        with self._lock:
+            wanted = incoming is not None and incoming.wants_memory
+        given = self._target_for(header, parts, incoming.size, self._ask_again) if incoming and wanted else None
+        if incoming is not None and given is not None:
+            with self._lock:
+                incoming.give(given)
 
     # --- the end ---
 
@@ -438,6 +470,8 @@ class BulkLink:
                 return
             self._closed = True
             session, streams, self._streams = self._session, [*self._streams, *self._retired], []
+            for incoming in self._incoming.values():
+                incoming.drop()
             self._incoming.clear()
         self.forget_outgoing()
         self._transport.soon(self._held.clear)

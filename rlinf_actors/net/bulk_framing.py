@@ -150,7 +150,7 @@ class Received:
 # --- the handshake ---
 
 
-class Handshake(NamedTuple):
+class BulkHandshake(NamedTuple):
     """The values that both ends of one connection know before the first piece.
 
     Attributes:
@@ -190,14 +190,14 @@ def session_of(hello: bytes) -> bytes:
     return bytes(session)
 
 
-def accept(hello: bytes, secret: bytes, accepting: bytes) -> Handshake:
+def accept(hello: bytes, secret: bytes, accepting: bytes) -> BulkHandshake:
     """Return the handshake of a connection whose peer has sent *hello*.
 
     *accepting* are the random bytes that were sent to the peer before. Raises RemoteWireError if the peer does not
     know *secret*.
     """
     _, session, connecting, _ = _HELLO.unpack(hello)
-    handshake = Handshake(session, secret, accepting, connecting)
+    handshake = BulkHandshake(session, secret, accepting, connecting)
     if not hmac.compare_digest(handshake.hello(), bytes(hello)):
         raise RemoteWireError("the peer does not know the secret of its session")
     return handshake

@@ -21,8 +21,8 @@ from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.net import bulk_framing as framing
 from rlinf_actors.net.bulk import KEYED_FROM, PLAIN_FROM, BulkLink
-from rlinf_actors.net.bulk_framing import Cipher, Handshake
-from rlinf_actors.net.bulk_streams import STREAMS, BulkEngine, Stream
+from rlinf_actors.net.bulk_framing import BulkHandshake, Cipher
+from rlinf_actors.net.bulk_streams import STREAMS, BulkEngine, BulkStream
 from rlinf_actors.net.link import LogThrottle
 from rlinf_actors.net.loop import Tasks, call_threadsafe, handling_failed
 from rlinf_actors.net.receive_memory import ReceiveMemory
@@ -69,7 +69,11 @@ class BulkTransport:
 
     @functools.cached_property
     def available(self) -> bool:
-        """True if this process can have bulk streams: with keys they need the package cryptography."""
+        """True if this process can have bulk streams: with keys they need the package cryptography.
+
+        It is loaded with the first stream, because that takes as long as the rest of a worker's start. If it does not
+        load then, this becomes False.
+        """
         return not self.keyed or importlib.util.find_spec("cryptography") is not None
 
     # --- for links ---
@@ -160,7 +164,7 @@ class BulkTransport:
         if task.cancelled() or task.exception() is not None or not task.result():
             sock.close()
 
-    async def _greet(self, sock: socket.socket) -> tuple[BulkLink, bytes, Stream]:
+    async def _greet(self, sock: socket.socket) -> tuple[BulkLink, bytes, BulkStream]:
         """Carry out the handshake at the listening end."""
         _set_up(sock)
         nonce = secrets.token_bytes(framing.NONCE)
@@ -181,7 +185,7 @@ class BulkTransport:
         sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
         try:
             stream = await asyncio.wait_for(self._introduce(sock, link, address, session, secret), HANDSHAKE_S)
-        except (OSError, RemoteWireError, ImportError, asyncio.TimeoutError) as error:
+        except (OSError, RemoteWireError, asyncio.TimeoutError) as error:
             sock.close()
             why = str(error) or f"no answer within {HANDSHAKE_S:g} s; is the port closed by a firewall?"
             link.end(f"{address[0]}:{address[1]}: {why}", session)
@@ -193,20 +197,26 @@ class BulkTransport:
 
     async def _introduce(
         self, sock: socket.socket, link: BulkLink, address: tuple[str, int], session: bytes, secret: bytes
-    ) -> Stream:
+    ) -> BulkStream:
         """Carry out the handshake at the connecting end."""
         _set_up(sock)
         await self._loop.sock_connect(sock, address)
         nonce = await self._read(sock, framing.NONCE)
-        handshake = Handshake(session, secret, nonce, secrets.token_bytes(framing.NONCE))
+        handshake = BulkHandshake(session, secret, nonce, secrets.token_bytes(framing.NONCE))
         await self._loop.sock_sendall(sock, handshake.hello())
         if not secrets.compare_digest(await self._read(sock, framing.PROOF), handshake.proof()):
             raise RemoteWireError("the process there does not know the secret of the session")
         ours, theirs = handshake.keys()
         return self._stream(sock, link, ours, theirs)
 
-    def _stream(self, sock: socket.socket, link: BulkLink, ours: bytes, theirs: bytes) -> Stream:
-        return Stream(sock, link, Cipher(ours), Cipher(theirs)) if self.keyed else Stream(sock, link, None, None)
+    def _stream(self, sock: socket.socket, link: BulkLink, ours: bytes, theirs: bytes) -> BulkStream:
+        if not self.keyed:
+            return BulkStream(sock, link, None, None)
+        try:
+            return BulkStream(sock, link, Cipher(ours), Cipher(theirs))
+        except Exception as error:  # a broken package raises what it likes
+            self.available = False
+            raise OSError(f"the package cryptography does not load here, so large parts are slow: {error!r}") from error
 
     async def _read(self, sock: socket.socket, size: int) -> bytes:
         data = b""

@@ -41,9 +41,9 @@ _ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
 class Owner(Protocol):
-    """What a stream belongs to. Its methods are called on the engine's threads, and must not block."""
+    """The owner of streams. Its methods are called on the engine's threads, and must not block."""
 
-    def next_piece(self, stream: Stream) -> tuple[PieceHeader, list[Buffer]] | None:
+    def next_piece(self, stream: BulkStream) -> tuple[PieceHeader, list[Buffer]] | None:
         """Return the next piece that *stream* must send, with its buffers; None if nothing waits."""
 
     def has_pieces(self) -> bool:
@@ -59,11 +59,11 @@ class Owner(Protocol):
     def received(self, header: PieceHeader) -> None:
         """Note that the bytes of a piece are in their place."""
 
-    def stream_ended(self, stream: Stream, why: str) -> None:
+    def stream_ended(self, stream: BulkStream, why: str) -> None:
         """Note that a stream has ended by itself."""
 
 
-class Stream:
+class BulkStream:
     """One connection, after its handshake.
 
     Args:
@@ -195,6 +195,7 @@ class Stream:
                 done = self._read_plain(place) if self._opening is None else self._read_sealed(place)
             except BlockingIOError:
                 return
+            del place  # the receiver of the message may have given the memory back when `received` returns
             if done:
                 moved += self._piece.size
                 piece, self._piece = self._piece, None
@@ -241,11 +242,11 @@ class BulkEngine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, BulkStream] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def add(self, stream: Stream, events: int) -> None:
+    def add(self, stream: BulkStream, events: int) -> None:
         """Serve *stream* from now on. Raises RuntimeError if no thread can be started."""
         with self._lock:
             if not self._threads:
@@ -260,10 +261,10 @@ class BulkEngine:
             self._streams[fd] = stream
             self._epoll.register(fd, events | _ONCE)
 
-    def arm(self, stream: Stream, events: int) -> None:
+    def arm(self, stream: BulkStream, events: int) -> None:
         self._epoll.modify(stream.sock.fileno(), events | _ONCE)
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, stream: BulkStream) -> None:
         """Serve *stream* no more. The caller closes it afterwards."""
         fd = stream.sock.fileno()
         with self._lock:

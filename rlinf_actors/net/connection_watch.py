@@ -1,23 +1,20 @@
-"""Watches the TCP connections of ZeroMQ sockets from outside libzmq: handshakes, limits and forced disconnects.
+"""Watches the TCP connections of ZeroMQ sockets from outside libzmq: handshakes and forced disconnects.
 
 libzmq reports events by a socket's monitor, and has no call that closes one connection. So connections are inspected
 and shut down through copies of libzmq's descriptors. libzmq closes descriptors on a thread of its own, so a number may
 mean another connection by now: every copy is checked to be a connection to one of our ports, with the expected peer.
 
-Loop thread only. This module never reads or writes frames. It ends an established connection only if
-`Disconnector.soon` is called for that connection.
+`net.connection_guard` limits the connections of a listener. Loop thread only. This module never reads or writes
+frames. It ends an established connection only if `Disconnector.soon` is called for that connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import fcntl
 import itertools
 import os
-import resource
-import select
 import socket
 import struct
 import termios
@@ -25,39 +22,25 @@ from collections.abc import Callable, Collection, Iterator
 
 import zmq
 
-from rlinf_actors.net.admission import BACKLOG, PENDING, Connection, ConnectionTable, Handshake, Limits
+from rlinf_actors.net import unix_sockets
 from rlinf_actors.net.curve import (
-    ACCEPTED,
     CONNECTED,
     DISCONNECTED,
     FAILED,
-    FAILED_PROTOCOL,
     NO_ZEROMQ,
     SUCCEEDED,
     read_event,
     unanswered,
     why_refused,
-    why_rejected,
 )
 from rlinf_actors.net.link import OnRejected, OnReset
-from rlinf_actors.security.members import Gate
 
-AT_SERVER = ACCEPTED | DISCONNECTED | FAILED_PROTOCOL
-"""The monitor events that `ConnectionGuard.on_event` handles."""
 AT_CLIENT = CONNECTED | FAILED | SUCCEEDED | DISCONNECTED
 """The monitor events that `LinkEvents.on_event` handles."""
 BATCH = 64
-"""Most events, or connections, that are handled in one turn of the loop."""
-CANDIDATES = 8
-"""Most pending connections that are inspected for eviction when a new connection arrives."""
-INSPECT_S = 0.25
-"""Seconds between two inspections of all pending connections. epoll alone would miss bytes that libzmq read first."""
-TOO_MANY = "too many connections have not proved themselves"
-SLACK_S = 1.0
-"""Seconds by which libzmq's handshake timer may be late."""
+"""Most events that are handled in one turn of the loop."""
 GRACE_S = 1.0
 """Seconds in which a peer can still read what was sent to it, such as the reason for its disconnection."""
-_NO_LINGER = struct.pack("ii", 1, 0)  # libzmq's close sends a reset then, and the kernel keeps nothing
 _TCP_INFO = struct.Struct("=128x Q 64x QQ")
 """Three fields of struct tcp_info in linux/tcp.h, in the machine's byte order, since Linux 4.19: tcpi_bytes_received,
 tcpi_bytes_sent, tcpi_bytes_retrans."""
@@ -144,10 +127,13 @@ class LinkEvents:
     def wanted(self) -> bool:
         return self._on_rejected is not None or self._on_reset is not None
 
-    def on_event(self, event: int, value: int, _address: str = "") -> None:
+    def on_event(self, event: int, value: int, address: str = "") -> None:
         if event == CONNECTED:
             self._fd = value
-            end_loop(value)
+            if not address.startswith("ipc://"):
+                end_loop(value)
+            elif (why := end_stranger(value)) and self._on_rejected is not None:
+                self._on_rejected(why, True)
             return
         if event == DISCONNECTED:
             self._fd = -1
@@ -165,10 +151,13 @@ class LinkEvents:
             self._on_reset()
 
     def stands(self, endpoint: str) -> bool:
-        """Return True if the connection to *endpoint* is open, its handshake has succeeded, and the peer's machine has
-        acknowledged all bytes; see `net.link.Link.stands`.
+        """Return True if the connection to *endpoint* is open, and the peer's machine has acknowledged all bytes; see
+        `net.link.Link.stands`.
+
+        The handshake may still be under way: a head to which thousands connect at once takes seconds for it, and each
+        further connection of a member that has lost patience costs it another handshake.
         """
-        copy = _copy(self._fd) if self._fd >= 0 and self._shaken else None
+        copy = _copy(self._fd) if self._fd >= 0 else None
         if copy is None:
             return False
         with copy:
@@ -180,26 +169,6 @@ class LinkEvents:
                 return not _UNSENT.unpack(fcntl.ioctl(copy, termios.TIOCOUTQ, bytes(_UNSENT.size)))[0]
             except OSError:  # it has ended
                 return False
-
-
-class RejectionBatch:
-    """Counts rejected connections by address and reason and reports the counts to a gate once per turn of the loop."""
-
-    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
-        self._gate = gate
-        self._loop = loop
-        self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
-
-    def note(self, address: str, why: str) -> None:
-        """Count one rejected connection from *address* ("" if unknown), for the reason *why*."""
-        if not self._counts:
-            self._loop.call_soon(self._report)
-        self._counts[address, why] += 1
-
-    def _report(self) -> None:
-        counts, self._counts = self._counts, collections.Counter()
-        for (address, why), times in counts.items():
-            self._gate.refused("", address, why, times)
 
 
 # --- copies of descriptors ---
@@ -240,7 +209,7 @@ class BorrowedSocket:
             yield None
             return
         try:
-            yield _peer_of(self.connection, ports)
+            yield peer_of(self.connection, ports)
         finally:
             os.dup2(self._null, place, inheritable=False)
 
@@ -260,6 +229,19 @@ def end_loop(fd: int) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def end_stranger(fd: int) -> str:
+    """Shut down the unix connection *fd* if a process of another user, but root, listens there. Return why, or ""."""
+    connection = _copy(fd)
+    if connection is None:
+        return ""
+    with connection, contextlib.suppress(OSError):  # not connected any more
+        uid = unix_sockets.peer_of(connection)[1]
+        if not unix_sockets.trusted(uid):
+            connection.shutdown(socket.SHUT_RDWR)
+            return f"a process of {unix_sockets.user_name(uid)} listens there"
+    return ""
+
+
 def _copy(fd: int) -> socket.socket | None:
     try:
         copy = os.dup(fd)
@@ -272,7 +254,7 @@ def _copy(fd: int) -> socket.socket | None:
         return None
 
 
-def _peer_of(connection: socket.socket, ports: Collection[int]) -> tuple[str, int] | None:
+def peer_of(connection: socket.socket, ports: Collection[int]) -> tuple[str, int] | None:
     with contextlib.suppress(OSError):  # no socket, or not connected any more
         ours = connection.getsockname()
         if isinstance(ours, tuple) and ours[1] in ports:
@@ -293,133 +275,29 @@ def moved(connection: socket.socket) -> tuple[int, int]:
     return sent - again, received
 
 
-# --- limits and forced disconnects ---
+def progress_of(fd: int) -> tuple[tuple[str, int], tuple[int, int]] | None:
+    """Return the peer of the connection that has the descriptor *fd* now, and what `moved` returns for it; None if *fd*
+    is no connection.
 
-
-class ConnectionGuard:
-    """Enforces the connection limits of one listener.
-
-    It inspects the connections whose handshake is not done and shuts down those that a ConnectionTable chooses. Loop
-    thread.
-
-    Args:
-        loop: the listener's event loop.
-        ports: the listener's ports. The caller adds ports to this set as they are bound.
-        handshake_s: seconds after which libzmq closes a connection that has not authenticated.
-        gate: `gate.refused` is called for the connections that are shut down or fail their handshake.
+    Without a copy, which costs three times as much: thousands of connections are inspected several times each while
+    they authenticate. To shut one down takes a copy, by which the peer is checked again.
     """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, ports: set[int], handshake_s: float, gate: Gate) -> None:
-        self._loop = loop
-        self._ports = ports
-        self._rejected = RejectionBatch(gate, loop)
-        self._table = ConnectionTable(limits(handshake_s))
-        self._epoll = select.epoll()  # edge-triggered: bytes that libzmq leaves for later are reported once
-        self._uninspected: list[int] = []  # descriptors that this round of `_inspect_all` has not inspected yet
-        self._timer: asyncio.TimerHandle | None = None
-        self._borrowed = BorrowedSocket()
-        loop.add_reader(self._epoll.fileno(), self._drain)
-
-    def close(self) -> None:
-        """Stop enforcing the limits. Connections stay open. Idempotent."""
-        if not self._epoll.closed:
-            self._loop.remove_reader(self._epoll.fileno())
-            self._epoll.close()
-            self._borrowed.close()
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def on_event(self, event: int, value: int, _address: str = "") -> None:
-        """Handle an event of the listener's monitor: a connection was accepted, was closed, or failed its handshake.
-
-        *value* is the connection's descriptor, or libzmq's reason for the failed handshake.
-        """
-        if event == ACCEPTED:
-            self._accepted(value)
-        elif event == DISCONNECTED:
-            self._table.closed(value)
-        else:
-            self._rejected.note("", why_rejected(value))
-
-    def _accepted(self, fd: int) -> None:
-        now = self._loop.time()
-        with self._borrowed.on(fd, self._ports) as peer:
-            if peer is None:  # it has ended since, or came by the unix socket; so the last user of fd has ended too
-                self._table.closed(fd)
-                return
-            why = self._table.accepted(fd, peer, now)
-            if why:
-                self._shut_down(fd, peer, why)
-                return
-            with contextlib.suppress(OSError):  # closed since, or registered already by an earlier user of the number
-                self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
-            if self._timer is None:
-                self._timer = self._loop.call_later(INSPECT_S, self._inspect_all)
-        for _ in range(CANDIDATES):
-            extra = self._table.to_evict(now)
-            if extra is None:
-                break
-            self._inspect(extra, TOO_MANY)
-
-    def _drain(self) -> None:
-        for fd, _ in self._epoll.poll(0, BATCH):
-            connection = self._table.pending(fd)
-            if connection is not None:
-                self._inspect(connection)
-            else:
-                self._unregister(fd)
-
-    def _inspect_all(self) -> None:
-        self._uninspected = self._uninspected or self._table.all_pending()
-        for fd in self._uninspected[:BATCH]:
-            connection = self._table.pending(fd)
-            if connection is not None:
-                self._inspect(connection)
-        self._uninspected = self._uninspected[BATCH:]
-        self._timer = None
-        if self._uninspected or self._table.all_pending():
-            self._timer = self._loop.call_later(0.0 if self._uninspected else INSPECT_S, self._inspect_all)
-
-    def _inspect(self, connection: Connection, too_many: str = "") -> None:
-        """Read from the kernel how many bytes a pending connection has moved, and update or shut down the connection.
-
-        *too_many* is the reason if there are too many connections and this one was chosen to end, else "". A
-        connection that waits for our part of the handshake is not shut down for that reason.
-        """
-        fd = connection.fd
-        with self._borrowed.on(fd, self._ports) as peer:
-            if peer is None or peer != connection.peer:  # closed, or the number's next user, which libzmq reports soon
-                self._table.closed(fd)
-                return
-            state = self._table.progress(fd, *moved(self._borrowed.connection))
-            if state is Handshake.DONE:
-                self._unregister(fd)
-            elif state is Handshake.FLOODED:
-                self._shut_down(fd, peer, state.value)
-            elif too_many and state is Handshake.PENDING:
-                self._shut_down(fd, peer, too_many)
-            elif too_many:
-                self._table.spare(fd, self._loop.time())
-
-    def _shut_down(self, fd: int, peer: tuple[str, int], why: str) -> None:
-        self._table.closed(fd)
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            self._borrowed.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-            self._borrowed.connection.shutdown(socket.SHUT_RDWR)
-        self._rejected.note(peer[0], why)
-
-    def _unregister(self, fd: int) -> None:
-        with contextlib.suppress(OSError):  # closed: the kernel has removed it already
-            self._epoll.unregister(fd)
+    try:
+        looking = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+    except OSError:  # closed
+        return None
+    try:
+        host, port = looking.getpeername()[:2]
+        return (host, port), moved(looking)
+    except (OSError, ValueError):  # ended, or not TCP
+        return None
+    finally:
+        looking.detach()
 
 
-def limits(handshake_s: float) -> Limits:
-    """Return the connection limits of a listener whose handshakes may take *handshake_s* seconds.
-
-    All connections together may use three quarters of the descriptors that this process may open.
-    """
-    total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
-    return Limits(total, min(PENDING, total // 4), min(BACKLOG, total // 2), settled_s=handshake_s + SLACK_S)
+def fd_of(frame: zmq.Frame) -> int:
+    """Return libzmq's descriptor of the connection by which a frame came."""
+    return int(frame.get(zmq.SRCFD))
 
 
 class Disconnector:
@@ -441,18 +319,26 @@ class Disconnector:
 
         If a connection of *peer* is already due to be shut down, do nothing.
         """
+        fd = fd_of(frame)
+        self._close_soon(peer, fd, lambda found: found[0] == str(frame.get("Peer-Address")))
+
+    def close(self, peer: bytes, fd: int, address: tuple[str, int]) -> None:
+        """Shut down the connection *fd* of *peer*, to *address*, after GRACE_S seconds. The others as `soon`."""
+        self._close_soon(peer, fd, lambda found: found == address)
+
+    def _close_soon(self, peer: bytes, fd: int, is_it: Callable[[tuple[str, int]], bool]) -> None:
         if peer in self._waiting:
             return
-        connection = _copy(int(frame.get(zmq.SRCFD)))  # every frame of a connection has one
+        connection = _copy(fd)
         if connection is None:
             return
-        found = _peer_of(connection, self.ports)
-        if found is None or found[0] != str(frame.get("Peer-Address")):
+        found = peer_of(connection, self.ports)
+        if found is None or not is_it(found):
             connection.close()
             return
         self._waiting[peer] = connection, self._loop.call_later(GRACE_S, self._end, peer)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Cancel the disconnections that are still due, because the listener is being closed. Idempotent."""
         while self._waiting:
             connection, timer = self._waiting.popitem()[1]

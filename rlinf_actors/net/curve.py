@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from rlinf_actors.security.keypair import KeyPair
 
 HANDSHAKE_S = 5
-"""Seconds that libzmq gives a new connection to authenticate (its own default is 30). For that long an unauthenticated
-peer occupies a descriptor and the memory of a message."""
+"""Seconds that libzmq gives a new connection to a listener to authenticate (its own default is 30). For that long an
+unauthenticated peer occupies a descriptor and the memory of a message."""
+LISTENER_S = 30
+"""Seconds that a connecting process gives the listener for the handshake. It is longer, because its time counts from
+the moment when the kernel has connected. If thousands of agents come at once, their connections wait there until libzmq
+accepts them, and a connection that gives up makes the others wait for nothing."""
 
 
 def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair | None, domain: str) -> None:
@@ -56,7 +60,7 @@ def before_connect(socket: zmq.Socket[bytes], proof: Proof) -> None:
     """Set the options for the next connection of *socket*: prove this process's key pair, and
     require the server's key.
     """
-    socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, int(LISTENER_S * 1000))
     socket.setsockopt(zmq.CURVE_SERVERKEY, proof.server.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, proof.pair.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, proof.pair.secret.encode())

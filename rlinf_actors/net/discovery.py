@@ -6,7 +6,8 @@
 | Cluster() | its argument; RLINF_HEAD; the client file. Never a head that was not named |
 | estop | all of them (`rlinf_actors.cli.estop`) |
 
-"Here" means: of this user, on this machine. `rlinf-actors estop` imports this module: no asyncio, click or rich here.
+"Here" means: of this user, on this machine; for root without a head of its own also the head of rlinf-head.service.
+`rlinf-actors estop` imports this module: no asyncio, click or rich here.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from rlinf_actors.config_files import open_regular
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.net.head_records import SOCKET, HeadRecord, MachineRecords, find_records
+from rlinf_actors.net.head_records import OF_HEAD_UNIT, SOCKET, HeadRecord, MachineRecords, find_records
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
-from rlinf_actors.net.socket_security import Security, is_tcp
+from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
+from rlinf_actors.net.unix_sockets import trusted, user_name
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
+
+if TYPE_CHECKING:
+    from rlinf_actors.security.keyfile import KeyFile
 
 MAX_BYTES = 65536
 """Most bytes that are read of a client file."""
@@ -82,26 +89,28 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
             *must_exist* is True.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             info = os.fstat(file.fileno())
-            data = file.read(MAX_BYTES)
+            data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise ConfigError("does not exist", path=f"{CLIENT_CONFIG} {path}") from None
         return {}
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
-    if info.st_uid not in (0, os.geteuid()) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not trusted(info.st_uid) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"others can write to it (mode {stat.S_IMODE(info.st_mode):04o}, owner {info.st_uid}), and it says which "
             f"head this user trusts: chown {os.geteuid()} {path} && chmod 644 {path}",
             path=path,
         )
-    from rlinf_actors.compat import tomllib  # 10 ms: not where there is no file
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"has more than {MAX_BYTES:,} bytes", path=path)
+    from rlinf_actors.toml_text import parse_toml  # 10 ms: not where there is no file
 
     try:
-        values = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = parse_toml(data.decode(), path)
+    except UnicodeDecodeError as error:
         raise ConfigError(f"is not TOML: {error}", path=path) from None
     found = convert(values, _ClientFile, f"{path}: ")
     return {key: value for key, value in msgspec.structs.asdict(found).items() if value is not None}
@@ -120,15 +129,15 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
         settings: the settings, completed by the client files (`client_settings`).
 
     Raises:
-        ConfigError: the named address is malformed or its host name has no address. Or no head is named, and this user
+        ConfigError: the named address is malformed or its host name has no address. Or no head is named, this user
             runs neither exactly one standing head on this machine nor, without standing heads, exactly one private
-            cluster.
+            cluster, and no key of this user says where its head is.
     """
     text, source = named(given, settings)
     if text:
         return endpoint_at(text, source), ""
     seen = find_records(settings)
-    heads = [record for record in seen.records if record.kind != "node"]
+    heads = [record for record in seen.records if record.kind != "node"] or _of_unit(settings)
     candidates = [record for record in heads if record.kind == "head"] or heads
     if len(candidates) == 1:
         return candidates[0].ways[0], f"{candidates[0].told()} ({candidates[0].address})"
@@ -136,19 +145,51 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
         raise ConfigError(
             f"{len(candidates)} heads of yours run on this machine; say which by --head, or by {HEAD}:\n{table(heads)}"
         )
+    if key := _key_with_address(settings):
+        return endpoint_at(key.address, key.path), f"head at {key.address}, for which {key.path} was made"
     raise ConfigError(
         f"no head is known, and none of yours runs on this machine: pass --head HOST:PORT, set {HEAD}, or write "
         f'head = "HOST:PORT" into /etc/{CLIENT_FILE} or ~/.config/{CLIENT_FILE}{_hint(seen)}'
     )
 
 
+def _key_with_address(settings: Settings) -> KeyFile | None:
+    """Return this user's key of a driver or node if it says where its head is, and that head admits it there."""
+    from rlinf_actors.security import keyfile
+
+    found = keyfile.find(settings, "driver", "agent") if settings.head != PRIVATE else None
+    if found is None or not found.address:
+        return None
+    here = is_loopback(split_address(found.address, found.path)[0])
+    return None if here and keyfile.is_for_elsewhere(Path(found.path), settings) else found
+
+
+def standing_heads(settings: Settings) -> list[HeadRecord]:
+    """Return the standing heads of this machine that `find_head` chooses from."""
+    own = [record for record in find_records(settings).records if record.kind == "head"]
+    return own or _of_unit(settings)
+
+
+def _of_unit(settings: Settings) -> list[HeadRecord]:
+    """Return the head of rlinf-head.service, whatever its user, for root. It is the only head of another user that root
+    uses without being told: a user cannot make a record in the unit's directory.
+    """
+    if os.geteuid() != 0:
+        return []
+    records = find_records(settings, everybody=True).records
+    return [record for record in records if record.kind == "head" and os.path.dirname(record.path) == OF_HEAD_UNIT]
+
+
 def _hint(seen: MachineRecords) -> str:
-    """Return text for an error that no head was found: the heads that agentds of this machine have joined, and the
-    records that could not be read.
+    """Return text for an error that no head was found: the heads that agentds of this machine have joined, the records
+    that could not be read, and the other users who run heads or agentds.
     """
     nodes = {record.address: record.pid for record in seen.records if record.kind == "node"}
     hints = [f"agentd (pid {pid}) of this machine has joined the head at {address}" for address, pid in nodes.items()]
     hints += [f"{path} cannot be read: {why}" for path, why in seen.unreadable]
+    if seen.others:
+        users = ", ".join(map(user_name, seen.others))
+        hints.append(f"a head or agentd of another user runs here ({users}): root finds the head of rlinf-head.service")
     return "".join(f". {hint}" for hint in hints)
 
 
@@ -227,7 +268,7 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
         ConfigError: there is a key file that cannot be used.
     """
     if is_tcp(endpoint) and settings.key_dir is None and settings.key_file is None:
-        for record in find_records(settings).records:
+        for record in (*find_records(settings).records, *_of_unit(settings)):
             if record.key and record.kind == "head" and endpoint in record.ways:
                 return record.security()
     return Security.toward(endpoint, settings, *roles)

@@ -171,7 +171,7 @@ def parse(plan: str) -> list[Fault]:
 _Held = collections.deque[tuple[float, Callable[[], object]]]
 
 
-class _Line(msgspec.Struct):
+class _Effects(msgspec.Struct):
     """The effects of faults on the messages between one socket and one peer.
 
     Attributes:
@@ -190,7 +190,7 @@ class Faults:
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self._rules = list(rules)
-        self._lines: weakref.WeakKeyDictionary[object, dict[bytes, _Line]] = weakref.WeakKeyDictionary()
+        self._effects: weakref.WeakKeyDictionary[object, dict[bytes, _Effects]] = weakref.WeakKeyDictionary()
         self._held = 0
         self._lock = threading.RLock()  # a collected socket may call in from a finalizer
 
@@ -212,8 +212,8 @@ class Faults:
             if rule.fault.action == "delay":
                 self._hold(owner, b"", "out", 1, lambda: None, loop.time() + rule.fault.seconds, loop)
             else:
-                line = self._line(owner, b"")
-                line.cut_by, line.cut_until = rule, float("inf")
+                effects = self._effects_on(owner, b"")
+                effects.cut_by, effects.cut_until = rule, float("inf")
 
     def carry(
         self,
@@ -240,15 +240,15 @@ class Faults:
         copies, due = 1, 0.0
         way = "in" if point == "transport.receive" else "out"
         with self._lock:
-            line = self._line(owner, peer)
-            if line.cut_by is not None:
-                if line.cut_by in self._rules and line.cut_by.on() and loop.time() < line.cut_until:
+            effects = self._effects_on(owner, peer)
+            if effects.cut_by is not None:
+                if effects.cut_by in self._rules and effects.cut_by.on() and loop.time() < effects.cut_until:
                     return
-                line.cut_by = None
+                effects.cut_by = None
             rule = self._pick(point, subject)
             action = "" if rule is None else rule.fault.action
             if rule is not None and action == "cut":
-                line.cut_by, line.cut_until = rule, loop.time() + (rule.fault.seconds or float("inf"))
+                effects.cut_by, effects.cut_until = rule, loop.time() + (rule.fault.seconds or float("inf"))
             if action in ("cut", "drop"):
                 return
             if action == "refuse":
@@ -257,7 +257,7 @@ class Faults:
                 copies = 2
             if rule is not None and action == "delay":
                 due = loop.time() + rule.fault.seconds
-            if due or line.held.get(way):
+            if due or effects.held.get(way):
                 self._hold(owner, peer, way, copies, deliver, due, loop)
                 return
         for _ in range(copies):
@@ -284,8 +284,8 @@ class Faults:
     def _pick(self, point: str, subject: str) -> Rule | None:
         return next((rule for rule in self._rules if rule.strikes(point, subject)), None)
 
-    def _line(self, owner: object, peer: bytes) -> _Line:
-        return self._lines.setdefault(owner, {}).setdefault(peer, _Line())
+    def _effects_on(self, owner: object, peer: bytes) -> _Effects:
+        return self._effects.setdefault(owner, {}).setdefault(peer, _Effects())
 
     def _hold(
         self,
@@ -297,7 +297,7 @@ class Faults:
         due: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        held = self._line(owner, peer).held.setdefault(way, collections.deque())
+        held = self._effects_on(owner, peer).held.setdefault(way, collections.deque())
         due = max(due, held[-1][0] if held else 0.0)
         first = not held
         held.extend([(due, deliver)] * copies)

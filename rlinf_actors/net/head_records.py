@@ -33,6 +33,8 @@ UNIT_DIR = "/run/rlinf-"
 OF_UNITS = (f"{UNIT_DIR}*", f"{UNIT_DIR}*/*")
 """Patterns of the RuntimeDirectory= of systemd units. A unit keeps its record there, because it may have a private
 /tmp."""
+OF_HEAD_UNIT = f"{UNIT_DIR}head"
+"""RuntimeDirectory= of rlinf-head.service."""
 PREFIX, SUFFIX = "rlinf-head-", ".json"
 MAX_BYTES = 65536
 MAX_OF_OTHERS = 64

@@ -13,15 +13,15 @@ from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.exhaustion import explain
 
 
-def host_key() -> str:
-    """Return a short key of this process's host. Two processes with equal keys can use each other's unix sockets and
-    pids.
+def host_key(user: int | None = None) -> str:
+    """Return a short key of this host for processes of the user with uid *user*, None for this process's user. Two
+    processes with equal keys can use each other's unix sockets and pids.
 
     The key is a hash of the boot id, the network and pid namespaces, and the user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
-    return hashlib.sha256(f"{boot} {spaces} {os.getuid()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{boot} {spaces} {os.getuid() if user is None else user}".encode()).hexdigest()[:16]
 
 
 def pid_start(pid: int) -> int:

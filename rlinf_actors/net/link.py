@@ -8,9 +8,12 @@ A transport never reports that a peer is dead: the head does.
 from __future__ import annotations
 
 import enum
+import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from rlinf_actors.errors import InternalError
 from rlinf_actors.model.buffers import Buffer
@@ -28,18 +31,32 @@ OnReset = Callable[[], None]
 """Called on the network's loop when a lost TCP connection was made again. Messages in flight may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """Called with (peer, header, parts) of each message, on the network's loop. *peer* is b"" on a Link."""
+OnAnyThread = Callable[[bytes, bytes, "list[Buffer]"], bool]
+"""Called as OnMessage, on the thread that has read the message. Handles the message and returns True if that is safe on
+any thread; else changes nothing and returns False, and OnMessage gets the message on the loop. Messages of one link are
+handled in order, never two at once."""
 OnFailed = Callable[[bytes, InternalError], object]
-"""Called with (peer, error) on the network's loop after OnMessage raised, if this process continues. It must fail the
-operation that the peer's last message belonged to."""
+"""Called with (peer, error) after OnMessage or OnAnyThread raised, on the same thread, if this process continues. It
+must fail the operation that the peer's last message belonged to."""
+
+
+_identities = itertools.count(1)
 
 
 def secret_identity(name: str) -> bytes:
     """Return a new identity by which a listener knows a connection of this process: *name* and a secret random part.
 
     The secret part is needed because a ROUTER socket lets any peer that knows an identity take over the connection, and
-    so receive the messages sent to that identity.
+    so receive the messages sent to that identity. A process that replaces a connection gives the new one an identity of
+    its own: if both come late to a starting listener, in the wrong order, libzmq would close the newer one.
     """
-    return f"{name}#{secrets.token_hex(8)}".encode()
+    return f"{name}#{secrets.token_hex(8)}.{next(_identities)}".encode()
+
+
+def is_older(identity: bytes, other: bytes) -> bool:
+    """Return True if a process has made *identity* before *other*. The caller knows that one process has made both."""
+    first, second = identity.rpartition(b".")[2], other.rpartition(b".")[2]
+    return first.isdigit() and second.isdigit() and int(first) < int(second)
 
 
 def peer_name(identity: bytes) -> str:
@@ -100,10 +117,15 @@ class Listener(Protocol):
             because the peer is not connected.
         on_drained: if not None, called on the loop after the messages that arrived together, before what their handlers
             have sent leaves.
+        on_ended: if not None, called on the loop when the stream of a peer has ended, after all that came by it.
     """
 
     on_unreachable: Callable[[bytes], None] | None
     on_drained: Callable[[], None] | None
+    on_ended: Callable[[bytes], None] | None
+
+    def __contains__(self, peer: bytes) -> bool:
+        """Return True if *peer* has a stream whose end `on_ended` will report. ZeroMQ reports no ends. Any thread."""
 
     def bind(self, endpoint: str) -> str:
         """Listen on *endpoint*. Return the endpoint with the port that is really used.
@@ -120,7 +142,7 @@ class Listener(Protocol):
             peer: identity of the peer.
             header: the message's header.
             parts: the message's parts.
-            now: True to send on the calling thread if no other message is queued. That is faster for one message, and
+            now: True to send on the calling thread, with what is queued before. That is faster for one message, and
                 slower for many, because they are then not sent together.
         """
 
@@ -132,6 +154,11 @@ class Listener(Protocol):
 
         The result is LOCAL if the connection needs no key, and None if *peer* is unknown or its key is no longer
         admitted.
+        """
+
+    def address_of(self, peer: bytes) -> str:
+        """Return from where a peer came first: an IP address, or ``uid 1000, pid 4711`` at a unix socket; "" if that is
+        unknown. Loop thread.
         """
 
     def close(self, linger_ms: int = 0) -> None:
@@ -147,13 +174,13 @@ class Link(Protocol):
         Args:
             header: the message's header.
             parts: the message's parts.
-            now: True to send on the calling thread if no other message is queued. That is faster for one message, and
+            now: True to send on the calling thread, with what is queued before. That is faster for one message, and
                 slower for many, because they are then not sent together.
         """
 
     def stands(self) -> bool:
         """Return True if the connection is made and the kernel says that all that was sent has arrived, so that a
-        listener that does not answer is busy or stopped. Loop thread.
+        listener that does not answer, or does not finish the handshake, is busy or stopped. Loop thread.
 
         From then on the kernel also asks the listener's machine every few seconds whether the connection stands; if it
         does not, the connection is lost and made again. False if the kernel cannot tell.
@@ -163,6 +190,74 @@ class Link(Protocol):
         """Close the connection. Messages not sent within *linger_ms* milliseconds are dropped.
         Loop thread. Idempotent.
         """
+
+
+class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a link (`Network.link`).
+
+    Attributes:
+        token: for a link to a worker the token of this process's job, which proves that both are in one job; "" for a
+            link to the head, which is opened with this process's own key.
+        to: name of the worker at the endpoint, ``group:rank``; "" if the listener is no worker's.
+        on_rejected: called on the loop if the listener rejected the connection.
+        on_reset: called on the loop when a lost connection was made again; messages may have been lost.
+        on_failed: called after `on_message` or `on_any_thread` raised an unexpected exception.
+        on_any_thread: handles messages on waiting threads too (`net.reading`); None if only the loop reads.
+    """
+
+    token: str = ""
+    to: str = ""
+    on_rejected: OnRejected | None = None
+    on_reset: OnReset | None = None
+    on_failed: OnFailed | None = None
+    on_any_thread: OnAnyThread | None = None
+
+
+PLAIN = LinkOptions()
+"""The options of a link that has only messages."""
+
+
+class HeldBack:
+    """Connections whose messages wait until the layer above releases them. Loop thread only.
+
+    Attributes:
+        peers: their identities.
+        on_release: called with the identity of a connection that is not held back any more.
+        on_work: called with a public key, or with the identity of a connection without one, and the seconds that the
+            layer above has worked for it since it took the message.
+    """
+
+    def __init__(self) -> None:
+        self.peers: set[bytes] = set()
+        self.on_release: Callable[[bytes], None] = lambda peer: None
+        self.on_work: Callable[[str | bytes, float], None] = lambda holder, seconds: None
+
+    def hold(self, peer: bytes) -> None:
+        self.peers.add(peer)
+
+    def release(self, peer: bytes) -> None:
+        self.peers.discard(peer)
+        self.on_release(peer)
+
+
+class Verbs(msgspec.Struct, frozen=True):
+    """How the layer above reads control messages that were not decoded yet.
+
+    Attributes:
+        verb_of: returns the tag of a message.
+        stops: tags of the messages that pass before everything else.
+        urgent: tags of the messages that pass before those of all other connections.
+        refuse: called with peer, message and reason for a request that is refused before it is decoded.
+        beats: tags of the messages that also pass while their connection is held back.
+        held_back: the connections whose messages wait.
+    """
+
+    verb_of: Callable[[bytes], bytes]
+    stops: frozenset[bytes]
+    urgent: frozenset[bytes]
+    refuse: Callable[[bytes, bytes, str], object]
+    beats: frozenset[bytes]
+    held_back: HeldBack
 
 
 class Network(Protocol):
@@ -186,6 +281,8 @@ class Network(Protocol):
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
+        verbs: Verbs | None = None,
     ) -> Listener:
         """Return a new listener. The caller binds it.
 
@@ -193,7 +290,10 @@ class Network(Protocol):
             on_message: called on the loop with each message.
             max_bytes: a longer frame ends the connection that it came by; -1 for no limit.
             gate: decides which keys are admitted on TCP endpoints that need keys.
-            on_failed: called on the loop after *on_message* raised an unexpected exception.
+            on_failed: called after *on_message* or *on_any_thread* raised an unexpected exception.
+            on_any_thread: handles messages on waiting threads too (`net.reading`); None if only the loop reads.
+            verbs: reads control messages, for the head's listener, which shares its time fairly among members
+                (`net.fair_inbox`); None for others.
         """
 
     def link(
@@ -201,12 +301,7 @@ class Network(Protocol):
         endpoint: str,
         identity: bytes,
         on_message: OnMessage,
-        *,
-        token: str = "",
-        to: str = "",
-        on_rejected: OnRejected | None = None,
-        on_reset: OnReset | None = None,
-        on_failed: OnFailed | None = None,
+        options: LinkOptions = PLAIN,
     ) -> Link:
         """Return a link to the listener at *endpoint*.
 
@@ -214,12 +309,7 @@ class Network(Protocol):
             endpoint: the listener's endpoint.
             identity: the name by which the listener knows this link (`secret_identity`).
             on_message: called on the loop with each message.
-            token: for a link to a worker the token of this process's job, which proves that both are in one job; ""
-                for a link to the head, which is opened with this process's own key.
-            to: name of the worker at *endpoint*, ``group:rank``; "" if the listener is no worker's.
-            on_rejected: called on the loop if the listener rejected the connection.
-            on_reset: called on the loop when a lost connection was made again; messages may have been lost.
-            on_failed: called on the loop after *on_message* raised an unexpected exception.
+            options: the peer, and what is called of the link's events.
         """
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:

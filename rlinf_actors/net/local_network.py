@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.link import Link, Listener, OnFailed, OnMessage, OnRejected, OnReset
+from rlinf_actors.net.link import (
+    PLAIN,
+    Link,
+    LinkOptions,
+    Listener,
+    OnAnyThread,
+    OnFailed,
+    OnMessage,
+    Verbs,
+)
 from rlinf_actors.net.unix_stream import StreamLink, StreamListener, connected, path_of
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.members import LOCAL, Gate, Member
+
+if TYPE_CHECKING:
+    from rlinf_actors.wire.together import Header
 
 log = logging.getLogger(__name__)
 
@@ -24,24 +37,23 @@ class LocalNetwork(ZmqNetwork):
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
+        verbs: Verbs | None = None,
     ) -> Listener:
-        zmq_listener = super().listener(on_message, max_bytes=max_bytes, gate=gate, on_failed=on_failed)
-        return LocalListener(zmq_listener, StreamListener(self, on_message, on_failed))
+        zmq_listener = super().listener(
+            on_message, max_bytes=max_bytes, gate=gate, on_failed=on_failed, on_any_thread=on_any_thread, verbs=verbs
+        )
+        return LocalListener(zmq_listener, StreamListener(self, on_message, on_failed, on_any_thread))
 
     def link(
         self,
         endpoint: str,
         identity: bytes,
         on_message: OnMessage,
-        *,
-        token: str = "",
-        to: str = "",
-        on_rejected: OnRejected | None = None,
-        on_reset: OnReset | None = None,
-        on_failed: OnFailed | None = None,
+        options: LinkOptions = PLAIN,
     ) -> Link:
         """See `net.link.Network`. A worker that listens on no unix stream, as older ones, is reached by ZeroMQ."""
-        if to and endpoint.startswith("ipc://"):
+        if options.to and endpoint.startswith("ipc://"):
             path = path_of(endpoint)
             try:
                 stream = connected(path)
@@ -49,21 +61,11 @@ class LocalNetwork(ZmqNetwork):
                 stream = None
             except OSError as error:
                 if not isinstance(error, FileNotFoundError):
-                    log.info("%s is reached by ZeroMQ, since its unix stream at %s is not: %s", to, path, error)
+                    log.info("%s is reached by ZeroMQ, since its unix stream at %s is not: %s", options.to, path, error)
                 path = ""
             if path:
-                handlers = on_message, on_rejected, on_reset, on_failed
-                return StreamLink(self, endpoint, path, stream, identity, *handlers)
-        return super().link(
-            endpoint,
-            identity,
-            on_message,
-            token=token,
-            to=to,
-            on_rejected=on_rejected,
-            on_reset=on_reset,
-            on_failed=on_failed,
-        )
+                return StreamLink(self, endpoint, path, stream, identity, on_message, options)
+        return super().link(endpoint, identity, on_message, options)
 
 
 class LocalListener:
@@ -89,6 +91,17 @@ class LocalListener:
     def on_drained(self, callback: Callable[[], None] | None) -> None:
         self._zmq.on_drained = self._streams.on_drained = callback
 
+    @property
+    def on_ended(self) -> Callable[[bytes], None] | None:
+        return self._streams.on_ended
+
+    @on_ended.setter
+    def on_ended(self, callback: Callable[[bytes], None] | None) -> None:
+        self._streams.on_ended = callback
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self._streams.peers
+
     def bind(self, endpoint: str) -> str:
         actual = self._zmq.bind(endpoint)
         if actual.startswith("ipc://"):
@@ -103,10 +116,20 @@ class LocalListener:
         self._streams.admit(peer)
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        (self._streams if peer in self._streams else self._zmq).send(peer, header, parts, now=now)
+        (self._streams if peer in self._streams.peers else self._zmq).send(peer, header, parts, now=now)
+
+    def queue(self, peer: bytes, header: Header, parts: Sequence[Buffer]) -> bool:
+        """Send a message soon, together with others. Return False, and do nothing, if the peer has no stream."""
+        if peer not in self._streams.peers:
+            return False
+        self._streams._queue(peer, header, parts)
+        return True
 
     def member_of(self, peer: bytes) -> Member | None:
-        return LOCAL if peer in self._streams else self._zmq.member_of(peer)
+        return LOCAL if peer in self._streams.peers else self._zmq.member_of(peer)
+
+    def address_of(self, peer: bytes) -> str:
+        return self._zmq.address_of(peer)
 
     def close(self, linger_ms: int = 0) -> None:
         self._streams.close(linger_ms)

@@ -38,6 +38,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+MAX_TEXT = 10_000
+"""Most characters of the text of an InternalError: it travels in frames, whose texts have bounds."""
 BUG = "bug"
 """Key in a loop's exception context that marks the exception as a bug of rlinf-actors. asyncio logs the key."""
 
@@ -61,7 +63,8 @@ def handling_failed(
     )
     if fail is None:
         return
-    failure = InternalError(f"{what} failed, which is a bug of rlinf-actors: {type(error).__name__}: {error}")
+    text = f"{what} failed, which is a bug of rlinf-actors: {type(error).__name__}: {error}"
+    failure = InternalError(text[:MAX_TEXT])
     failure.__cause__ = error
     try:
         fail(failure)
@@ -189,7 +192,7 @@ class IoThread:
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
-        self._made_in = forks.generation()
+        self.made_in = forks.generation
         self._submitting = threading.RLock()
         self._stopped = False
         self._under_way: set[concurrent.futures.Future[Any]] = set()
@@ -252,7 +255,7 @@ class IoThread:
         self.call(self.loop.call_later, seconds, function)
 
     def check_usable(self) -> None:
-        forks.check(self._made_in)
+        forks.check(self.made_in)
 
     def inside(self) -> bool:
         return threading.current_thread() is self._thread

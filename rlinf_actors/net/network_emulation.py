@@ -38,15 +38,17 @@ from rlinf_actors.net.buffer_lending import lent
 from rlinf_actors.net.emulated_path import Budgets, EmulatedPath, Topology, Transfer, endpoints
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.net.link import (
+    PLAIN,
     Diagnosis,
     Link,
+    LinkOptions,
     Listener,
     Network,
+    OnAnyThread,
     OnFailed,
     OnMessage,
-    OnRejected,
-    OnReset,
     Reachability,
+    Verbs,
 )
 from rlinf_actors.security.members import Gate, Member
 from rlinf_actors.wire import frames
@@ -196,9 +198,13 @@ class EmulatedNetwork:
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,  # unused: an emulated listener is read by the loop alone
+        verbs: Verbs | None = None,
     ) -> Listener:
         made = EmulatedListener(self, on_message)
-        made.real = self._network.listener(made.received, max_bytes=max_bytes, gate=gate, on_failed=on_failed)
+        made.real = self._network.listener(
+            made.received, max_bytes=max_bytes, gate=gate, on_failed=on_failed, verbs=verbs
+        )
         self._listener = made
         return made
 
@@ -207,23 +213,10 @@ class EmulatedNetwork:
         endpoint: str,
         identity: bytes,
         on_message: OnMessage,
-        *,
-        token: str = "",
-        to: str = "",
-        on_rejected: OnRejected | None = None,
-        on_reset: OnReset | None = None,
-        on_failed: OnFailed | None = None,
+        options: LinkOptions = PLAIN,
     ) -> Link:
-        link = self._network.link(
-            endpoint,
-            identity,
-            on_message,
-            token=token,
-            to=to,
-            on_rejected=on_rejected,
-            on_reset=on_reset,
-            on_failed=on_failed,
-        )
+        link = self._network.link(endpoint, identity, on_message, options)
+        to = options.to
         if not to:
             return link
         return EmulatedLink(self, link, self.path(self.here, endpoints(to, self._node_of(to))))
@@ -356,6 +349,17 @@ class EmulatedListener:
     def on_drained(self, callback: Callable[[], None] | None) -> None:
         self.real.on_drained = callback
 
+    @property
+    def on_ended(self) -> Callable[[bytes], None] | None:
+        return self.real.on_ended
+
+    @on_ended.setter
+    def on_ended(self, callback: Callable[[bytes], None] | None) -> None:
+        self.real.on_ended = callback
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self.real
+
     def bind(self, endpoint: str) -> str:
         return self.real.bind(endpoint)
 
@@ -364,6 +368,9 @@ class EmulatedListener:
 
     def member_of(self, peer: bytes) -> Member | None:
         return self.real.member_of(peer)
+
+    def address_of(self, peer: bytes) -> str:
+        return self.real.address_of(peer)
 
     def close(self, linger_ms: int = 0) -> None:
         if linger_ms:

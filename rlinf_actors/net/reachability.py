@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
+import select
 import socket
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from rlinf_actors.errors import WrongServerError
 from rlinf_actors.exhaustion import explain
@@ -43,13 +44,12 @@ async def check(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Rea
     this machine has no descriptor or port left for the check, the result is LISTENS: the network may be fine, and
     SILENT could make the caller end workers or calls.
     """
-    opening: Coroutine[Any, Any, Any]
-    if endpoint.startswith("ipc://"):
-        opening = asyncio.open_unix_connection(endpoint.removeprefix("ipc://"))
-    else:
-        opening = asyncio.open_connection(*split_address(endpoint, "endpoint"))
     try:
-        _, writer = await asyncio.wait_for(opening, timeout_s)
+        if endpoint.startswith("ipc://"):
+            _, writer = await asyncio.wait_for(asyncio.open_unix_connection(endpoint.removeprefix("ipc://")), timeout_s)
+            writer.close()
+        else:
+            await _connect(*split_address(endpoint, "endpoint"), timeout_s)
     except (ConnectionRefusedError, FileNotFoundError):
         return Reachability.REFUSED
     except (OSError, asyncio.TimeoutError) as error:
@@ -60,8 +60,55 @@ async def check(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Rea
             return Reachability.LISTENS
         log.debug("%s is out of reach: %s", endpoint, error or type(error).__name__)
         return Reachability.SILENT
-    writer.close()
     return Reachability.LISTENS
+
+
+async def _connect(host: str, port: int, timeout_s: float) -> None:
+    """Open a connection to the first address of *host* that accepts it, and close it again.
+
+    Raises:
+        OSError: no address accepts it; the error is that of the last address.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), timeout_s)
+    error = errno.EHOSTUNREACH
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as opening:
+            opening.setblocking(False)
+            error = opening.connect_ex(address)
+            if error == errno.EINPROGRESS:
+                await _writable(opening, until - loop.time())
+                error = _outcome(opening)
+        if not error:
+            return
+    raise OSError(error, os.strerror(error))
+
+
+async def _writable(opening: socket.socket, timeout_s: float) -> None:
+    """Return when the kernel has made the connection, or has failed to, or after *timeout_s* seconds."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    loop.add_writer(opening.fileno(), done.set)
+    try:
+        await asyncio.wait_for(done.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        pass
+    finally:
+        loop.remove_writer(opening.fileno())
+
+
+def _outcome(opening: socket.socket) -> int:
+    """Return what the kernel says of an attempt to connect: 0 for success, else the number of the error.
+
+    A process that gets no CPU notices late that its attempt has succeeded. So the kernel is asked, and not a clock.
+    """
+    polled = select.poll()
+    polled.register(opening, select.POLLOUT)
+    return opening.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if polled.poll(0) else errno.ETIMEDOUT
 
 
 async def diagnose(endpoint: str) -> Diagnosis:

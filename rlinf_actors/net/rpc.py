@@ -10,7 +10,7 @@ import asyncio
 import copy
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Union
 
 import msgspec
@@ -34,10 +34,11 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.framing import FULL
-from rlinf_actors.net.link import Link, LogThrottle, Network, peer_name
+from rlinf_actors.net.link import HeldBack, Link, LinkOptions, LogThrottle, Network, Verbs, peer_name
 from rlinf_actors.net.reachability import HeadVerifier
 from rlinf_actors.security.members import Gate
-from rlinf_actors.wire import control_codec
+from rlinf_actors.wire import control_codec, stepwise
+from rlinf_actors.wire.client_messages import Warn
 from rlinf_actors.wire.control_codec import Body, Envelope, Failed, Notice, Reply, Request
 from rlinf_actors.wire.protocol import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 
@@ -47,6 +48,13 @@ MAX_FRAME = MAX_CONTROL_BYTES + FULL
 """Most bytes of a frame. The last message of a full chunk may have the greatest length."""
 FAILED_CHARS = 1 << 16
 """Most characters in the text of a refusal. The text quotes the request, which may be long."""
+
+STOPS = frozenset({b"EStop"})
+"""Tags of the messages that the head handles before all others."""
+BEATS = frozenset({b"Beat"})
+"""Tags of the messages that also pass while their connection is held back."""
+URGENT = frozenset({b"Beat", b"Goodbye", b"StopGroup", b"EndGroup", b"StopCluster"})
+"""Tags of the messages that the head handles before those of other connections."""
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "name_in_use": NameInUseError,
@@ -59,6 +67,11 @@ _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "emergency_stop": EmergencyStopError,
     "node_lost": NodeLostError,
 }
+
+
+ANSWER_S = 30.0
+"""Most seconds to wait for the answer to a hello although the connection stands. So a stopped head gets few hellos, and
+a connection that libzmq no longer reads is replaced."""
 
 
 class _LateError(Exception):
@@ -93,9 +106,14 @@ class ControlServer:
         on_unreachable: called with a peer's identity after a message to it was dropped because it is not connected.
         gate: decides which keys are admitted.
         on_drained: called after the messages that arrived together, before the answers to them leave.
+        on_bound: called with the sender's identity, the name of the message and the text, for a message that was not
+            decoded because a value in it is longer than its bound. The sender has been told.
+        on_long: called with the sender's identity and a generator that decodes a long message (`wire.stepwise`),
+            instead of `on_envelope`. Its RemoteWireError goes to `malformed`, in a later turn. None to decode all at
+            once.
 
     Attributes:
-        member_of: returns the member that a peer is, as `Listener.member_of` does.
+        member_of, address_of: return the member that a peer is and its address, as those of `Listener` do.
     """
 
     def __init__(
@@ -105,14 +123,21 @@ class ControlServer:
         on_unreachable: Callable[[bytes], None] | None = None,
         gate: Gate | None = None,
         on_drained: Callable[[], None] | None = None,
+        on_bound: Callable[[bytes, str, str], None] | None = None,
+        on_long: Callable[[bytes, Generator[None, None, Envelope]], None] | None = None,
     ) -> None:
-        self._listener = network.listener(self._received, max_bytes=MAX_FRAME, gate=gate)
+        self._held_back = HeldBack()
+        verbs = Verbs(control_codec.verb_of, STOPS, URGENT, self._refuse, BEATS, self._held_back)
+        self._listener = network.listener(self._received, max_bytes=MAX_FRAME, gate=gate, verbs=verbs)
+        self._on_bound = on_bound
+        self._on_long = on_long
         self._listener.on_unreachable = on_unreachable
         self._listener.on_drained = on_drained
         self._on_envelope = on_envelope
         self._last_notice: tuple[Body | None, bytes] = None, b""  # one notice often goes to a thousand peers
         self._malformed = LogThrottle()
         self.member_of = self._listener.member_of
+        self.address_of = self._listener.address_of
 
     def bind(self, endpoint: str) -> str:
         return self._listener.bind(endpoint)
@@ -157,8 +182,22 @@ class ControlServer:
         failed = Failed(request_id, kind, text, list(missing_ranks), path)
         self._send("rpc.reply", peer, failed, control_codec.encode(failed))
 
+    def hold_back(self, peer: bytes, held: bool) -> None:
+        """Hand out no messages of *peer* from now on, except beats and emergency stops; go on if not *held*."""
+        (self._held_back.hold if held else self._held_back.release)(peer)
+
+    def worked(self, holder: str | bytes, seconds: float) -> None:
+        """Charge a member, by its key, or a connection without one for work on a message that was handed out before."""
+        self._held_back.on_work(holder, seconds)
+
     def close(self, linger_ms: int = 0) -> None:
         self._listener.close(linger_ms)
+
+    def _refuse(self, peer: bytes, message: bytes, why: str) -> None:
+        """Refuse a request that was not decoded."""
+        number = control_codec.number_of(message)
+        if number is not None:
+            self.fail(peer, number, "usage", why)
 
     def _send(self, point: str, peer: bytes, body: object, frame: bytes) -> None:
         faults = fault_injection.active
@@ -171,15 +210,32 @@ class ControlServer:
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         if peer.startswith(b"\0"):
             return  # of a connection that its peer has replaced: libzmq renames it, so no answer can reach the peer
+        if self._on_long is not None and len(header) > stepwise.WHOLE:
+            self._on_long(peer, stepwise.decode_in_steps(header))
+            return
         try:
             envelope = control_codec.decode(header)
         except RemoteWireError as error:
-            if self._malformed.note():
-                log.warning(
-                    "dropped a message from %r (%d such by now): %s", peer_name(peer), self._malformed.count, error
-                )
+            self.malformed(peer, error)
             return
         self._on_envelope(peer, envelope)
+
+    def malformed(self, peer: bytes, error: RemoteWireError) -> None:
+        """Tell the sender of a message that a value in it is too long, or else the log that it was malformed."""
+        if isinstance(error, control_codec.BoundError):
+            self._beyond_bound(peer, error)
+        elif self._malformed.note():
+            log.warning("dropped a message from %r (%d such by now): %s", peer_name(peer), self._malformed.count, error)
+
+    def _beyond_bound(self, peer: bytes, error: control_codec.BoundError) -> None:
+        """Tell the sender of a message, and the owner of this server, that a value in the message is too long."""
+        text = f"the head refuses this {error.message}: {error}"
+        if error.request is not None:
+            self.fail(peer, error.request, "usage", text)
+        elif peer.startswith((b"driver:", b"worker:")):  # agentds know no Warn
+            self.notify(peer, Warn(text))
+        if self._on_bound is not None:
+            self._on_bound(peer, error.message, str(error))
 
 
 class _PendingRequest(msgspec.Struct):
@@ -187,6 +243,7 @@ class _PendingRequest(msgspec.Struct):
     future: asyncio.Future[Body]
     on_reply: Callable[[Body], None] | None
     first: bool  # a hello, which opens the session
+    until: float = 0.0  # when the wait ends, although the connection stands
     timer: Union[asyncio.TimerHandle, None] = None
 
 
@@ -196,7 +253,7 @@ class ControlClient:
     Args:
         network: makes the link.
         endpoint: the head's endpoint.
-        identity: identity of this process at the head; unique per process (`secret_identity`).
+        identity: identity of the connection at the head (`secret_identity`).
         on_notice: called with each notice of the head.
         on_reset: called when a lost connection was made again, also with a head that was restarted at its address.
             Messages in flight may be lost.
@@ -225,15 +282,13 @@ class ControlClient:
         self._heard = False
         self._refused: AuthenticationError | None = None
         self._verifier = HeadVerifier(network, endpoint, self._abandon_hello, explains)
-        self._open: Callable[[], Link] = lambda: network.link(
+        self._open: Callable[[bytes], Link] = lambda identity: network.link(
             endpoint,
             identity,
             self._received,
-            on_rejected=self._rejected,
-            on_reset=on_reset,
-            on_failed=self._failed,
+            LinkOptions(on_rejected=self._rejected, on_reset=on_reset, on_failed=self._failed),
         )
-        self._link = self._open()
+        self._link = self._open(identity)
 
     async def request(
         self,
@@ -253,8 +308,8 @@ class ControlClient:
             on_reply: called with the answer as it arrives, before any notice that the head sent after the answer.
             first: True for a hello. A hello registers this process with the head, so it does not wait for `resume`.
             on_waiting: called after *timeout* seconds, and again after each further *timeout*, with the reason, while
-                the head has received the request by a connection that stands. The head is busy or stopped then, and a
-                repeated request would only add to its work. None to wait for *timeout* seconds in any case.
+                the connection to the head stands (`stands`), for ANSWER_S at most. The head is busy or stopped then,
+                and a repeated request would only add to its work. None to wait for *timeout* seconds in any case.
 
         Raises:
             ClusterTimeoutError: there was no answer within *timeout* seconds.
@@ -271,6 +326,7 @@ class ControlClient:
         future: asyncio.Future[Body] = loop.create_future()
         asked = self._pending[request_id] = _PendingRequest(body, future, on_reply, first)
         if timeout is not None:
+            asked.until = loop.time() + ANSWER_S
             self._time_out(asked, timeout, on_waiting)
         try:
             if first or not self._holding:
@@ -294,9 +350,12 @@ class ControlClient:
     def _late(self, asked: _PendingRequest, timeout: float, on_waiting: Callable[[str], object] | None) -> None:
         if asked.future.done():
             return
-        if on_waiting is not None and self.stands():
+        if on_waiting is not None and self.stands() and asyncio.get_running_loop().time() < asked.until:
             self._time_out(asked, timeout, on_waiting)
-            on_waiting(f"the head at {self.endpoint} has received {type(asked.body).__name__}, but not answered yet")
+            on_waiting(
+                f"the connection to the head at {self.endpoint} stands, but {type(asked.body).__name__} is not "
+                "answered yet: the head is busy or stopped"
+            )
         else:
             asked.future.set_exception(_LateError)
 
@@ -337,10 +396,11 @@ class ControlClient:
             ):  # done while `request` still awaits the diagnosis for its error
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
-    def reopen(self) -> None:
+    def reopen(self, identity: bytes) -> None:
         """Replace the connection to the head by a new one. Unsent messages are dropped.
 
-        The old connection may hang for long if the head's machine has vanished.
+        The old connection may hang for long if the head's machine has vanished. The caller then says hello by the new
+        one, with its own *identity*, and calls `resume`: the head forgets the requests of the old connection.
 
         Raises:
             OSError: no socket can be opened. Messages are then lost until another `reopen` succeeds.
@@ -349,7 +409,7 @@ class ControlClient:
             self._verifier.reset()
             self._refused = None
             self._link.close()  # first, because the new one may need its descriptors
-            self._link = self._open()
+            self._link = self._open(identity)
 
     def close(self, linger_ms: int = 0, error: RlinfActorsError | None = None) -> None:
         """Close the connection to the head. Messages not sent within *linger_ms* milliseconds are dropped. Idempotent.

@@ -30,7 +30,7 @@ import msgspec
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import part_of
-from rlinf_actors.net.mapping import mapped
+from rlinf_actors.net.memory_mapping import mapped
 
 PAGE = 4096
 """Extents begin and end at multiples of this many bytes, so that each can be returned to the kernel on its own."""
@@ -89,6 +89,8 @@ class Extents:
 
 SHARED_FROM = 128 << 10
 """Size in bytes from which a part is lent. Smaller parts are cheaper to send (measured)."""
+SHORT = 2 << 20
+"""Size in bytes below which a copy holds the GIL, for 0.1 ms at most."""
 WARM = 64 << 20
 """Bytes of free memory that `Arena.trim` keeps: a new page costs ten times as much as a used one."""
 
@@ -143,7 +145,8 @@ class Arena:
         size: size in bytes.
         offer: tells other processes where to open this arena.
         stores: number of blocks made so far.
-        on_store: called after each block was made.
+        on_store: called after a block was made, unless `watched`.
+        watched: True while the owner knows that blocks are made.
         another: makes another arena of this process, with a limit.
 
     Raises:
@@ -169,6 +172,7 @@ class Arena:
         self._touched = 0
         self.stores = 0
         self.on_store: Callable[[], object] = lambda: None
+        self.watched = False
         self.another: Callable[[int], Arena] = Arena
 
     @property
@@ -196,7 +200,8 @@ class Arena:
     def allocate(self, size: int) -> memoryview | None:
         """Return a view of a new block of *size* bytes (1 or more), not written yet; None if the arena has no room."""
         with self._lock:
-            self._reclaim()
+            if self._ended:
+                self._reclaim()
             memory = self._memory
             start = None if memory is None else self._extents.take(size)
             if memory is None or start is None:
@@ -204,7 +209,8 @@ class Arena:
             self.stores += 1
             self._touched = max(self._touched, start + size)
             block = bytes_at(memory, start, size, functools.partial(self._ended.append, start))
-        self.on_store()
+        if not self.watched:
+            self.on_store()
         return block
 
     def copy(self, data: Buffer) -> Buffer:
@@ -428,10 +434,13 @@ class _PyBuffer(ctypes.Structure):
 
 
 def copy(target: memoryview, source: Buffer, size: int) -> None:
-    """Copy *size* bytes from *source* to *target* without the GIL.
+    """Copy *source* to *target*, both of *size* bytes. From SHORT bytes on, without the GIL.
 
-    A slice assignment would hold the GIL, and stop the I/O thread.
+    A slice assignment holds the GIL, and stops the I/O thread; to give the GIL back and forth takes long beside little.
     """
+    if size < SHORT:
+        target[:] = source
+        return
     view = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
     try:

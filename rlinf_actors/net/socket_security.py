@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.unix_sockets import check_place
 from rlinf_actors.settings import INSECURE_TEST_NETWORK, Settings
 
 if TYPE_CHECKING:
@@ -114,15 +116,22 @@ class Security(msgspec.Struct, frozen=True):
             f"{INSECURE_TEST_NETWORK}=1 for drivers"
         )
 
-    def proof(self, endpoint: str, token: str = "") -> Proof | None:
+    def proof(self, endpoint: str, token: str = "", *, observes: bool = False) -> Proof | None:
         """Return the keys for a link to *endpoint*, None if the link needs none.
 
-        *token* is the token of the job if *endpoint* is a worker's, and "" if it is the head's.
+        Args:
+            endpoint: where the link leads.
+            token: the token of the job if that is a worker, "" if it is the head.
+            observes: True if this process unpickles nothing that the head passes on, as commands. root may then connect
+                to the heads of all users.
 
         Raises:
-            ConfigError: the endpoint is TCP and this process has no key.
+            ConfigError: the endpoint is TCP and this process has no key; or a unix socket where another user's program
+                could pose as the head.
         """
         if not token:
+            if endpoint.startswith("ipc://") and not (observes and os.geteuid() == 0):
+                check_place(endpoint.removeprefix("ipc://"))
             curve = self.mechanism(endpoint, "connect to") is Mechanism.CURVE
             return Proof(self.pair, self.head) if curve and self.pair is not None else None
         if endpoint.startswith(("ipc://", "inproc://")) or (self.insecure_test_network and self.pair is None):

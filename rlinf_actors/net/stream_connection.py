@@ -6,9 +6,11 @@ import collections
 import contextlib
 import errno
 import itertools
+import select
 import socket
+import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import Descriptor, descriptor_of, part_of
@@ -32,7 +34,7 @@ _SENDING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _RECEIVING = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
-class Connection:
+class StreamConnection:
     """One connection of a unix stream.
 
     Args:
@@ -44,6 +46,10 @@ class Connection:
         reader: finds the chunks in what arrives.
         joined: True once the peer has joined (`StreamListener.admit`).
         identity: identity of the link at the other end, b"" while unknown, and on the link itself.
+        rest: chunks that arrived behind a Join which the loop has not handled yet; None if there are none.
+        going_on: True while the loop is to have `rest` handled.
+        more: True if the last `receive` may have left something; False if the descriptor announces what comes next.
+        unsent: bytes, with descriptors, that wait until the peer has read some.
         writing: True while the loop waits until it can send the rest.
     """
 
@@ -55,15 +61,13 @@ class Connection:
         self.identity = b""
         self.joined = False
         self.writing = False
-        self._unsent: collections.deque[tuple[memoryview, Sequence[Descriptor]]] = collections.deque()
+        self.rest: Iterator[Chunk] | None = None
+        self.going_on = False
+        self.more = False
+        self.unsent: collections.deque[tuple[memoryview, Sequence[Descriptor]]] = collections.deque()
         self._passed: collections.deque[memoryview] = collections.deque()  # descriptors that have no place yet
 
     # --- out; the caller holds the socket's lock ---
-
-    @property
-    def unsent(self) -> bool:
-        """True if bytes wait until the peer has read some."""
-        return bool(self._unsent)
 
     def send(self, messages: Messages) -> None:
         """Send messages in as few chunks as possible, and queue what the kernel does not take.
@@ -81,22 +85,26 @@ class Connection:
 
     def send_chunk(self, records: bytes) -> None:
         """Send, or queue, a chunk without big frames."""
-        data, size = prefix(records, ()) + records, 0
-        if not self._unsent:
+        self.send_bytes(prefix(records, ()) + records)
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send, or queue, a whole chunk."""
+        size = 0
+        if not self.unsent:
             try:
                 size = self.socket.send(data, _SENDING)
             except BlockingIOError:
                 size = 0
             if size == len(data):
                 return
-        self._unsent.append((memoryview(data)[size:], ()))
+        self.unsent.append((memoryview(data)[size:], ()))
 
     def _send_large(self, records: bytes, big: Sequence[Buffer]) -> None:
-        idle = not self._unsent
+        idle = not self.unsent
         views = [memoryview(part).cast("B") for part in big]
         passed = [found for found in map(descriptor_of, big) if found is not None]
-        self._unsent.append((memoryview(prefix(records, views) + records), passed))
-        self._unsent.extend((view, ()) for view in views if view)
+        self.unsent.append((memoryview(prefix(records, views) + records), passed))
+        self.unsent.extend((view, ()) for view in views if view)
         if idle:
             self.flush()
 
@@ -106,7 +114,7 @@ class Connection:
         Raises:
             OSError: the connection is broken.
         """
-        queue, room = self._unsent, LARGE
+        queue, room = self.unsent, LARGE
         while queue and room > 0:
             views: list[memoryview] = []
             for view, passed in itertools.islice(queue, BUFFERS):
@@ -136,7 +144,7 @@ class Connection:
 
     # --- in ---
 
-    def receive(self) -> Iterator[Chunk] | None:
+    def receive(self) -> Iterable[Chunk] | None:
         """Read once. Return the chunks that are complete now; None if the peer has closed the connection.
 
         The caller holds the socket's lock: a closed descriptor's number may already be another file's.
@@ -147,8 +155,10 @@ class Connection:
         place = self.reader.place
         if place is not None:
             size = self.socket.recv_into(place[:LARGE], 0, socket.MSG_DONTWAIT)
+            self.more = True
             return self.reader.filled(size) if size else None
         data, ancillary, _, _ = self.socket.recvmsg(READ, _ANCILLARY, _RECEIVING)
+        self.more = len(data) == READ or bool(ancillary)  # the kernel stops behind a descriptor
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 found = array("i")
@@ -179,5 +189,25 @@ class Connection:
     def forget(self) -> None:
         """Close this process's descriptors. The connection goes on if another process has a copy."""
         self.socket.close()
-        self._unsent.clear()
+        self.unsent.clear()
         self._passed.clear()
+
+
+def send_rest(connections: Iterable[StreamConnection], linger_ms: int) -> None:
+    """Send what waits in *connections*, as far as their peers read it within *linger_ms* milliseconds."""
+    waiting = {connection.fd: connection for connection in connections if connection.unsent}
+    limit, poll = time.monotonic() + linger_ms / 1e3, select.poll()
+    for fd in waiting:
+        poll.register(fd, select.POLLOUT)
+    while waiting:
+        ready = poll.poll(max(0.0, (limit - time.monotonic()) * 1e3))
+        if not ready:
+            return
+        for fd, _ in ready:
+            try:
+                done = waiting[fd].flush()
+            except OSError:
+                done = True
+            if done:
+                poll.unregister(fd)
+                del waiting[fd]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import collections
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.framing import BIG, encode
 
 _PREFIX = struct.Struct("<BII")  # MARK, length of the records, number of big frames
 MARK = 0xC5
@@ -29,6 +30,19 @@ def prefix(records: bytes, big: Sequence[memoryview]) -> bytes:
     return _PREFIX.pack(MARK, len(records), len(big)) + struct.pack(f"<{len(big)}Q", *map(len, big))
 
 
+def small(header: bytes, parts: Sequence[Buffer]) -> bytes | None:
+    """Return the chunk with one message alone, if all of its parts are small bytes; else None. The usual case, fast."""
+    size = len(header)
+    for part in parts:
+        if type(part) is not bytes:
+            return None
+        size += len(part)
+    if size >= BIG:
+        return None
+    records = encode([[header, *parts]])
+    return _PREFIX.pack(MARK, len(records), 0) + records
+
+
 class ChunkReader:
     """Finds the chunks in the bytes that arrive on one stream.
 
@@ -37,6 +51,9 @@ class ChunkReader:
 
     Args:
         most: most bytes of a chunk. May be changed; it counts for the chunks whose prefix has not been read.
+
+    Attributes:
+        place: where the next bytes of the stream belong. None if they go to `feed`. Only this class changes it.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,34 +63,36 @@ class ChunkReader:
         self._records: Buffer = b""
         self._frames: list[Buffer] | None = None  # of the chunk that is being received
         self._lengths: collections.deque[int] = collections.deque()
-        self._place: memoryview | None = None
-
-    @property
-    def place(self) -> memoryview | None:
-        """Where the next bytes of the stream belong. None if they go to `feed`."""
-        return self._place
+        self.place: memoryview | None = None
 
     @property
     def held(self) -> int:
         """Number of bytes that wait for the rest of their chunk."""
         return len(self._held)
 
-    def filled(self, size: int) -> Iterator[Chunk]:
+    def filled(self, size: int) -> Iterable[Chunk]:
         """Note that *size* bytes were received into `place`. Return the chunk that they complete, if they do."""
-        place = self._place
+        place = self.place
         assert place is not None
-        self._place = place[size:] if size < len(place) else None
+        self.place = place[size:] if size < len(place) else None
         return self.feed(b"")
 
-    def feed(self, data: bytes) -> Iterator[Chunk]:
+    def feed(self, data: bytes) -> Iterable[Chunk]:
         """Return the chunks that *data*, the next bytes of the stream, completes.
 
-        The iterator must be used up. A chunk's successor is read when the chunk has been handled, under `most` as it is
+        They must be used up. A chunk's successor is read when the chunk has been handled, under `most` as it is
         then.
 
         Raises:
             RemoteWireError: the bytes are no chunk, or one of more than `most` bytes. The stream is of no further use.
         """
+        if not self._held and self._frames is None and len(data) > _PREFIX.size:
+            mark, length, count = _PREFIX.unpack_from(data)
+            if mark == MARK and not count and len(data) == _PREFIX.size + length <= self.most:
+                return ((data[_PREFIX.size :], []),)  # one small chunk, as is usual
+        return self._feed(data)
+
+    def _feed(self, data: bytes) -> Iterator[Chunk]:
         stream: Buffer = data
         if self._held:
             self._held += data
@@ -84,7 +103,7 @@ class ChunkReader:
         while True:
             if self._frames is not None:
                 at = self._fill(stream, at)
-                if self._place is not None:
+                if self.place is not None:
                     return
                 records, frames, self._records, self._frames = self._records, self._frames, b"", None
                 yield records, frames
@@ -117,15 +136,15 @@ class ChunkReader:
         """Copy bytes of *stream* from the index *at* into the big frames. Return the index of the rest."""
         frames, view = self._frames, memoryview(stream)
         assert frames is not None
-        while self._place is not None or self._lengths:
-            if self._place is None:
-                self._place = memoryview(bytearray(self._lengths.popleft()))
-                frames.append(self._place)
-            size = min(len(self._place), len(view) - at)
-            self._place[:size] = view[at : at + size]
+        while self.place is not None or self._lengths:
+            if self.place is None:
+                self.place = memoryview(bytearray(self._lengths.popleft()))
+                frames.append(self.place)
+            size = min(len(self.place), len(view) - at)
+            self.place[:size] = view[at : at + size]
             at += size
-            if size < len(self._place):
-                self._place = self._place[size:]
+            if size < len(self.place):
+                self.place = self.place[size:]
                 break
-            self._place = None
+            self.place = None
         return at

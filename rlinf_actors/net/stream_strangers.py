@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rlinf_actors.net.stream_connection import Connection
+from rlinf_actors.net.stream_connection import StreamConnection
 
 HANDSHAKE_S = 5.0
 """Seconds that a peer has to join."""
@@ -24,25 +24,25 @@ class Strangers:
     *end* closes a connection; it calls `discard`.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, end: Callable[[Connection], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, end: Callable[[StreamConnection], object]) -> None:
         self._loop = loop
         self._end = end
-        self._deadlines: dict[Connection, float] = {}
+        self._deadlines: dict[StreamConnection, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: StreamConnection) -> None:
         self._deadlines[connection] = self._loop.time() + HANDSHAKE_S
         if len(self._deadlines) > PENDING:
             self._end(next(iter(list(self._deadlines))))
         if self._timer is None:
             self._timer = self._loop.call_later(HANDSHAKE_S, self._look)
 
-    def joined(self, connection: Connection, most: int) -> None:
+    def joined(self, connection: StreamConnection, most: int) -> None:
         """Let *connection* stay, and accept chunks of *most* bytes."""
         connection.joined, connection.reader.most = True, most
         self.discard(connection)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: StreamConnection) -> None:
         self._deadlines.pop(connection, None)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.connection_watch import AT_CLIENT, LinkEvents, SocketMonitor
 from rlinf_actors.net.curve import before_connect
-from rlinf_actors.net.link import OnFailed, OnMessage
+from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage
 from rlinf_actors.net.socket_security import Proof
 from rlinf_actors.net.zmq_socket import Socket
 
@@ -60,7 +60,7 @@ class ZmqHub(Socket):
     """A ROUTER with the connections of many links. Loop thread, except that any thread sends."""
 
     def __init__(self, network: ZmqNetwork) -> None:
-        super().__init__(network, zmq.ROUTER, self._route, self._route_failure)
+        super().__init__(network, zmq.ROUTER, self._route, self._route_failure, self._route_here)
         self._routes: dict[bytes, HubLink] = {}
         self._by_endpoint: dict[str, HubLink] = {}
         self._numbers = itertools.count(1)
@@ -76,14 +76,15 @@ class ZmqHub(Socket):
         self,
         endpoint: str,
         identity: bytes,
-        on_message: OnMessage,
         proof: Proof | None,
         events: LinkEvents,
+        on_message: OnMessage,
         on_failed: OnFailed | None,
+        on_any_thread: OnAnyThread | None,
     ) -> HubLink:
         """Connect to *endpoint*, to which this hub has no link, and return the link."""
         route = b"%d" % next(self._numbers)
-        link = HubLink(self, route, endpoint, on_message, events, on_failed)
+        link = HubLink(self, route, endpoint, events, on_message, on_failed, on_any_thread)
         with self._lock:
             self._socket.setsockopt(zmq.ROUTING_ID, identity)
             self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, route)
@@ -111,12 +112,18 @@ class ZmqHub(Socket):
             if self._drain_due or not self._readable():
                 return
             self._drain_due = True  # the disconnect may have consumed the edge that announced these
-        self._wake(self._drain)
+        self._read_again()
 
     def _route(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         link = self._routes.get(peer)
         if link is not None:
             link.on_message(b"", header, parts)
+
+    def _route_here(self, peer: bytes, header: bytes, parts: list[Buffer]) -> bool:
+        link = self._routes.get(peer)
+        if link is None:
+            return True
+        return link.on_any_thread is not None and link.on_any_thread(b"", header, parts)
 
     def _route_failure(self, peer: bytes, error: InternalError) -> None:
         link = self._routes.get(peer)
@@ -136,16 +143,17 @@ class ZmqHub(Socket):
 class HubLink:
     """A link of a ZmqHub to one listener. Implements `net.link.Link`."""
 
-    __slots__ = ("_hub", "endpoint", "events", "on_failed", "on_message", "route")
+    __slots__ = ("_hub", "endpoint", "events", "on_any_thread", "on_failed", "on_message", "route")
 
     def __init__(
         self,
         hub: ZmqHub,
         route: bytes,
         endpoint: str,
-        on_message: OnMessage,
         events: LinkEvents,
+        on_message: OnMessage,
         on_failed: OnFailed | None,
+        on_any_thread: OnAnyThread | None,
     ) -> None:
         self._hub = hub
         self.route = route
@@ -153,12 +161,13 @@ class HubLink:
         self.on_message = on_message
         self.events = events
         self.on_failed = on_failed
+        self.on_any_thread = on_any_thread
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._hub._send(self.route, header, parts, now)
 
     def stands(self) -> bool:
-        """Return False: who waits for a worker is told of its end by the head."""
+        """Return False: the head reports the end of a worker, so no link has to be asked."""
         return False
 
     def close(self, linger_ms: int = 0) -> None:

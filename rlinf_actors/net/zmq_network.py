@@ -18,30 +18,29 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection, reachability
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.authentication import ZapHandler
-from rlinf_actors.net.connection_watch import (
-    AT_CLIENT,
-    AT_SERVER,
-    ConnectionGuard,
-    Disconnector,
-    LinkEvents,
-    SocketMonitor,
-)
+from rlinf_actors.net.connection_guard import AT_SERVER, ConnectionGuard
+from rlinf_actors.net.connection_watch import AT_CLIENT, Disconnector, LinkEvents, SocketMonitor
 from rlinf_actors.net.curve import HANDSHAKE_S, before_bind, before_connect
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
+from rlinf_actors.net.fair_inbox import FairInbox
 from rlinf_actors.net.link import (
+    PLAIN,
     Diagnosis,
     Link,
+    LinkOptions,
     Listener,
+    OnAnyThread,
     OnFailed,
     OnMessage,
-    OnRejected,
-    OnReset,
     Reachability,
+    Verbs,
 )
-from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.net.loop import call_soon, call_threadsafe
 from rlinf_actors.net.message_socket import MessageSocket
+from rlinf_actors.net.reading import Reading
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Mechanism, Proof, Security
+from rlinf_actors.net.unread import Connections
 from rlinf_actors.net.zmq_hub import ZmqHub, hub_takes, tune_connecting
 from rlinf_actors.net.zmq_socket import Socket
 from rlinf_actors.security.members import LOCAL, Gate, Member
@@ -53,6 +52,8 @@ T = TypeVar("T")
 
 ZMQ_THREADS = 2
 """Threads of a ZeroMQ context: one for its sockets, one that closes them."""
+RECEIVED = 64
+"""Most chunks of one connection to the head that wait in libzmq. The peer's own libzmq keeps the rest."""
 _domains = itertools.count(1)
 
 
@@ -84,7 +85,15 @@ class ZmqNetwork:
         self.memory: Arena | None = None
         self.bulk: BulkTransport | None = None
         self.forked = False
+        self._reading: Reading | None = None
         forks.watch(self)
+
+    @property
+    def reading(self) -> Reading:
+        """Who reads the sockets whose messages any thread may handle. Made when it is first used, on the loop."""
+        if self._reading is None:
+            self._reading = Reading(self._loop)
+        return self._reading
 
     def listener(
         self,
@@ -93,30 +102,28 @@ class ZmqNetwork:
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
+        verbs: Verbs | None = None,
     ) -> Listener:
-        return _open(lambda: ZmqListener(self, on_message, max_bytes, gate, on_failed))
+        return _open(lambda: ZmqListener(self, on_message, max_bytes, gate, on_failed, on_any_thread, verbs))
 
     def link(
         self,
         endpoint: str,
         identity: bytes,
         on_message: OnMessage,
-        *,
-        token: str = "",
-        to: str = "",
-        on_rejected: OnRejected | None = None,
-        on_reset: OnReset | None = None,
-        on_failed: OnFailed | None = None,
+        options: LinkOptions = PLAIN,
     ) -> Link:
-        proof = self._security.proof(endpoint, token)
-        events = LinkEvents(proof.pair.public if proof is not None else "", on_rejected, on_reset)
-        if to and hub_takes(endpoint):
+        proof = self._security.proof(endpoint, options.token)
+        events = LinkEvents(proof.pair.public if proof is not None else "", options.on_rejected, options.on_reset)
+        handlers = on_message, options.on_failed, options.on_any_thread
+        if options.to and hub_takes(endpoint):
             keyed = proof is not None  # options of CURVE cannot be unset, so each kind has a hub
             hub = self._hubs.get(keyed) or _open(lambda: ZmqHub(self))
             self._hubs[keyed] = hub
             if not hub.has(endpoint):
-                return _open(lambda: hub.link(endpoint, identity, on_message, proof, events, on_failed))
-        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, events, on_failed))
+                return _open(lambda: hub.link(endpoint, identity, proof, events, *handlers))
+        return _open(lambda: ZmqLink(self, endpoint, identity, proof, events, *handlers))
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         return await reachability.check(endpoint, timeout_s)
@@ -141,6 +148,8 @@ class ZmqNetwork:
     def close(self) -> None:
         for socket in list(self._sockets):
             socket.close()
+        if self._reading is not None:
+            self._reading.close()
         if self._zap is not None:
             self._zap.close()
         self._context.term()
@@ -164,8 +173,15 @@ class ZmqListener(Socket):
         max_bytes: int,
         gate: Gate | None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
+        verbs: Verbs | None = None,
     ) -> None:
-        super().__init__(network, zmq.ROUTER, on_message, on_failed)
+        super().__init__(network, zmq.ROUTER, on_message, on_failed, on_any_thread)
+        if verbs is not None:
+            self._disconnector = Disconnector(self._loop)
+            self._connections = Connections(self._disconnector, self._closing)
+            self._fair = FairInbox(verbs, self._connections, lambda: call_soon(self._loop, self._drain))
+            self._socket.setsockopt(zmq.RCVHWM, RECEIVED)
         self._paths: list[tuple[str, int]] = []  # of unix sockets, with their inodes
         self._gate = gate
         self._guard: ConnectionGuard | None = None
@@ -216,13 +232,23 @@ class ZmqListener(Socket):
         network = self._network
         if network._zap is None:
             network._zap = _open(lambda: ZapHandler(network._context, self._loop))
-        network._zap.serve(self._domain, gate)
-        self._admission, self._disconnector = Admission(gate), Disconnector(self._loop)
+        network._zap.serve(self._domain, gate, () if self._connections is None else self._connections)
+        self._admission = Admission(gate)
+        self._disconnector = self._disconnector or Disconnector(self._loop)
         self._guard = ConnectionGuard(self._loop, self._disconnector.ports, HANDSHAKE_S, gate)
         self._monitor = SocketMonitor(self._socket, self._loop, AT_SERVER, self._guard.on_event)
 
+    def _closing(self, key: str, address: str, why: str) -> None:
+        """Record why a connection is closed, later: messages may be sent at any point of an event."""
+        if self._gate is not None:
+            member = self._gate.admit(key)
+            call_soon(self._loop, self._gate.refused, key, address, f"{member or 'a member'}: {why}")
+
     def member_of(self, peer: bytes) -> Member | None:
         return LOCAL if self._admission is None else self._admission.member_of(peer)
+
+    def address_of(self, peer: bytes) -> str:
+        return self._admission.address_of(peer) if self._admission is not None else ""
 
     def admit(self, peer: bytes) -> None:
         """Do nothing: libzmq accepts frames of any size from all peers."""
@@ -249,12 +275,13 @@ class ZmqLink(Socket):
         network: ZmqNetwork,
         endpoint: str,
         identity: bytes,
-        on_message: OnMessage,
         proof: Proof | None,
         events: LinkEvents,
+        on_message: OnMessage,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
     ) -> None:
-        super().__init__(network, zmq.DEALER, on_message, on_failed)
+        super().__init__(network, zmq.DEALER, on_message, on_failed, on_any_thread)
         self._endpoint = endpoint
         self._events = events
         try:

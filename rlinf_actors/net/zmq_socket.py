@@ -6,10 +6,11 @@ silently.
 
 *Receiving.* libzmq's file descriptor is edge-triggered: it reports readiness once, and any call on the socket, a send
 too, may consume that edge. So after every send the socket's events are read again, and each wake-up receives until
-the events, or EAGAIN, say that nothing is left. `_drain` is the one place that receives. It receives one chunk, or up
-to DRAIN if there were more the last time, then lets other callbacks of the loop run. What handlers send leaves before
-the socket is checked for more: the check may consume the edge that announces more. A turn handles SLICE messages at
-most, and receives no more before all are handled: so a member that floods the head with requests delays neither the
+the events, or EAGAIN, say that nothing is left. `read` is the one place that receives. It receives one chunk, or up
+to DRAIN if there were more the last time, then lets others go on. What handlers send leaves before the socket is
+checked for more: the check may consume the edge that announces more. Links of the control plane (no `on_any_thread`)
+handle SLICE messages at most in a turn, and receive no more before all are handled. The head's listener receives all
+that it can, and `net.fair_inbox` decides what is handled first: so a member that floods the head delays neither the
 beats of others nor SIGTERM.
 
 *Bad input.* If the listener's TCP side is a CURVE server (`net.socket_security` decides that), every frame is judged by
@@ -31,17 +32,21 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.connection_watch import Disconnector, SocketMonitor
+from rlinf_actors.net.fair_inbox import FairInbox
 from rlinf_actors.net.framing import pack, unpack
-from rlinf_actors.net.link import OnFailed, OnMessage
+from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage
 from rlinf_actors.net.message_socket import Messages, MessageSocket
+from rlinf_actors.net.unread import Connections
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
 SLICE = 256
-"""Most messages that are handled in one turn of the loop. A chunk may have 65,536 of them."""
+"""Most messages of the control plane that are handled in one turn of the loop. A chunk may have 65,536 of them."""
 DRAIN = 256
 """Most chunks that are received in one turn of the loop."""
+FAIR = 64
+"""Most chunks that the head's listener receives in one turn: its turns are short, and it has to look at each chunk."""
 TURN_BYTES = 1 << 18
 """Bytes of small messages after which no further chunk is received in one turn of the loop."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -61,13 +66,20 @@ class Socket(MessageSocket):
     """Base of ZmqListener and ZmqLink."""
 
     def __init__(
-        self, network: ZmqNetwork, kind: int, on_message: OnMessage, on_failed: OnFailed | None = None
+        self,
+        network: ZmqNetwork,
+        kind: int,
+        on_message: OnMessage,
+        on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
     ) -> None:
-        super().__init__(network, on_message, on_failed)
+        super().__init__(network, on_message, on_failed, on_any_thread)
         self._drain_due = False
         self._next_drain: asyncio.Handle | None = None
         self._many = False  # more was left after the last drain
         self._arrived: collections.deque[tuple[bytes, bytes, list[Buffer]]] = collections.deque()  # not handled yet
+        self._fair: FairInbox | None = None  # instead of `_arrived`, for the head's listener
+        self._connections: Connections | None = None
         self._by_unix = False  # the last frame came by a unix socket
         self._admission: Admission | None = None
         self._disconnector: Disconnector | None = None
@@ -88,6 +100,10 @@ class Socket(MessageSocket):
         network._sockets.add(self)
 
     def _start(self) -> None:
+        if self._on_any_thread is not None:
+            self._network.reading.add(self._fd, self.read)
+            self._network.reading.again(self.read)
+            return
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
@@ -97,7 +113,14 @@ class Socket(MessageSocket):
         if self._drain_due or not self._readable():
             return None
         self._drain_due = True  # our send may have consumed the edge that announced these
-        return self._drain
+        return self._read_again
+
+    def _read_again(self) -> None:
+        """Have `read` called soon, although libzmq's descriptor may not announce what can be received. Any thread."""
+        if self._on_any_thread is not None:
+            self._network.reading.again(self.read)
+        else:
+            self._wake(self._drain)
 
     def _readable(self) -> bool:
         """Return True if a message can be received now. The caller holds the socket's lock.
@@ -112,14 +135,19 @@ class Socket(MessageSocket):
             self._write_queued()
             if self._closed or self._drain_due or not self._readable():
                 return
-        self._drain()
+            self._drain_due = True
+        self._read_again()
 
     def _write(self, peer: bytes, messages: Messages) -> None:
-        socket = self._socket
+        socket, connections = self._socket, self._connections
         sent = 0
+        if connections is not None and connections.refuses(peer):
+            return
         try:
             while sent < len(messages):
                 chunk, big, sent = pack(messages, sent)
+                if connections is not None:
+                    connections.sent(peer, len(chunk))
                 if self._routed:
                     socket.send(peer, _MORE)
                 if not big:
@@ -140,43 +168,54 @@ class Socket(MessageSocket):
         if self._next_drain is not None:
             self._next_drain.cancel()  # in a flood each edge would add another call to every turn of the loop
             self._next_drain = None
-        self._thread = threading.get_ident()
+        if self.read(True) and not self._drain_due:
+            self._drain_due = True
+            self._next_drain = self._loop.call_soon(self._drain)
+
+    def read(self, on_loop: bool) -> bool:
+        """Receive and handle messages. Return True if more can be received. Only on the thread whose turn it is.
+
+        *on_loop*: True on the loop's thread.
+        """
+        thread = threading.get_ident()
+        if on_loop:
+            self._thread = thread
         chunks = []
         with self._lock:
             self._drain_due = False
             if self._closed:
-                return
+                return False
             try:
                 size = 0
-                for _ in range(0 if self._arrived else DRAIN if self._many else 1):
+                for _ in range(0 if self._arrived else 1 if not self._many else DRAIN if self._fair is None else FAIR):
                     chunks.append(self._receive())
                     size += len(chunks[-1][1])
-                    if size >= TURN_BYTES:
+                    if size >= TURN_BYTES and self._fair is None:
                         break
             except zmq.Again:
                 pass
-        self._delivering = True
+        self._delivering = thread
         try:
             for chunk in chunks:
                 self._judge(*chunk)
             arrived = min(len(self._arrived), SLICE)
             for _ in range(arrived):
                 self._handle_here(*self._arrived.popleft())
+            if self._fair is not None:
+                arrived = self._fair.waits
+                self._fair.serve(self._handle_here, self._warn)
             if self.on_drained is not None and (chunks or arrived):
                 self.on_drained()
         finally:
-            self._delivering = False
+            self._delivering = 0
         with self._lock:
             if self._flush_due:
                 self._flush_due = False
                 self._write_queued()
             if self._closed:
-                return
+                return False
             self._many = self._readable()
-            if self._drain_due or not (self._many or self._arrived):
-                return
-            self._drain_due = True
-        self._next_drain = self._loop.call_soon(self._drain)
+            return self._many or bool(self._arrived) or (self._fair is not None and self._fair.busy)
 
     def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]]:
         receive = self._socket.recv
@@ -190,11 +229,21 @@ class Socket(MessageSocket):
         return peer, first, big
 
     def _judge(self, peer: bytes, first: zmq.Frame, big: list[Buffer]) -> None:
-        if self._admission is not None and not self._admission.admits(peer, self._key_of(first)):
-            if self._disconnector is not None:
-                self._disconnector.soon(peer, first)
+        key = ""
+        if self._admission is not None:
+            key = self._key_of(first)
+            if not self._admission.admits(peer, key):
+                if self._disconnector is not None:
+                    self._disconnector.soon(peer, first)
+                return
+            self._admission.note(peer, _address_of, first)
+        if self._on_any_thread is not None:
+            self._deliver(peer, first.bytes, big)
             return
         try:
+            if self._fair is not None:
+                self._fair.add(peer, key, first, big)
+                return
             messages = unpack(first.bytes, big)
         except RemoteWireError as error:
             self._warn(peer, error)
@@ -227,10 +276,27 @@ class Socket(MessageSocket):
                 return
             self._write_queued()
             self._closed = True
-            self._loop.remove_reader(self._fd)
+            if self._on_any_thread is not None:
+                self._network.reading.remove(self._fd)
+            else:
+                self._loop.remove_reader(self._fd)
             if self._monitor is not None:
                 self._monitor.close()
             if self._disconnector is not None:
-                self._disconnector.close()
+                self._disconnector.stop()
+            if self._connections is not None:
+                self._connections.close_all()
             self._socket.close(linger=linger_ms)
         self._network._sockets.discard(self)
+
+
+def _address_of(frame: zmq.Frame) -> str:
+    """Return from where a frame came, for people."""
+    try:
+        address = str(frame.get(_PEER_ADDRESS))
+    except zmq.ZMQError:  # the sender had closed its end when libzmq asked for it
+        return ""
+    if not address.startswith(_UNIX):
+        return address
+    uid, _gid, pid = address.removeprefix(_UNIX).split(":")
+    return f"uid {uid}, pid {pid}"

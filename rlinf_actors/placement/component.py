@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from rlinf_actors.config.cluster_config import SECTION, ClusterConfig, cluster_section
 from rlinf_actors.config.component_rules import PLACEMENT_EXAMPLE, ComponentRule, parse_component_placement
 from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError, PlacementError
-from rlinf_actors.placement.grammar import assign, rank_map
+from rlinf_actors.placement.grammar import assign, names_all, rank_map
 from rlinf_actors.placement.node_groups import ClusterView
 from rlinf_actors.placement.resolver import ResourceTable, place
 from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
@@ -35,12 +37,17 @@ class _Resolved:
         self.rule = rule
         try:
             table = ResourceTable.of(cluster, rule.node_groups)
-            assignment = assign(rule.placement, table.target, rule.maybe_sexagesimal)
+            every = range(len(table.resources))
+            ranks: Sequence[int] = table.offered if names_all(rule.placement) else every
+            target = msgspec.structs.replace(table.target, count=len(ranks))
+            held = assign(rule.placement, target, rule.maybe_sexagesimal)
+            assignment = [[ranks[number] for number in one] for one in held]
             place(assignment, table)  # a process that spans two nodes is a fault of the rule, so say it here
         except PlacementError as error:
             raise PlacementError(f"{rule.path}: {error}") from error
         self.world_size = len(assignment)
-        self.rank_map = rank_map(rule.placement, table.target, rule.maybe_sexagesimal)
+        found = rank_map(rule.placement, target, rule.maybe_sexagesimal)
+        self.rank_map = {tuple(ranks[number] for number in part): processes for part, processes in found.items()}
         self.identities = {table.resources[rank].identity for ranks in assignment for rank in ranks}
         self.strategy: PlacementStrategy
         if all(group.counts_nodes for group in table.groups):

@@ -66,6 +66,11 @@ def parse(text: str) -> tuple[Part, ...]:
     return tuple(_part(piece, text) for piece in text.split(","))
 
 
+def names_all(text: str) -> bool:
+    """Return True if *text* asks for all resources of a node group, and so names none of them."""
+    return any(part.resources is None for part in parse(text))
+
+
 def _part(piece: str, whole: str) -> Part:
     fields = piece.split(":")
     if not piece.strip():

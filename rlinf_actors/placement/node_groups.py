@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rlinf_actors.config.cluster_config import ClusterConfig, NodeGroupConfig
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.placement.environment import restricted
+
+if TYPE_CHECKING:
+    from rlinf_actors.config.cluster_config import ClusterConfig, NodeGroupConfig
 
 
 def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[str, NodeGroupInfo]:

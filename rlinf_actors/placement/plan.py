@@ -77,6 +77,12 @@ class Plan(msgspec.Struct, frozen=True):
             "",
         )
 
+    @property
+    def closed(self) -> list[str]:
+        """Why the head would refuse the launch, one text for each node that does not admit this job's workers."""
+        used = {one.cluster_node_rank for entry in self.components for one in entry.placements}
+        return [node.closed for node in self.nodes if node.node_rank in used and node.closed]
+
 
 def plan(config: Any, cluster: ClusterView) -> Plan:
     """Return where the components of a configuration would run on a cluster, without starting anything.
@@ -158,6 +164,7 @@ def _node_dict(node: NodeInfo) -> dict[str, Any]:
         "accelerator_type": node.accelerator_type.value,
         "accelerator_model": node.accelerator_model,
         "num_accelerators": node.num_accelerators,
+        "closed": node.closed,
         "hardware": {resource.type: resource.count for resource in node.hardware_resources},
     }
 

@@ -60,6 +60,15 @@ class ResourceTable:
         nouns = list(dict.fromkeys(group.resource_name for group in self.groups))
         return Target(self.label, len(self.resources), nouns[0] if len(nouns) == 1 else "resource")
 
+    @property
+    def offered(self) -> list[int]:
+        """The ranks of the resources for a placement that names none: those of nodes on which the job may launch.
+
+        All ranks if there is no such node; then the head says why.
+        """
+        ranks = [rank for rank, resource in enumerate(self.resources) if not resource.node.closed]
+        return ranks or list(range(len(self.resources)))
+
     def first_on_node(self, node_rank: int) -> int:
         """Return the rank of the first resource on a node. Raise PlacementError if the node has none in this table."""
         if node_rank not in self._first:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from rlinf_actors.config.component_rules import parse_labels
+from rlinf_actors.config.config_values import parse_labels
 from rlinf_actors.errors import NodeRankError, PlacementError
 from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
 
@@ -55,6 +54,8 @@ class PlacementStrategy:
             raise PlacementError("get_placement() needs a cluster, or the number of accelerators of each node")
         if isinstance(cluster, int):
             per_node = whole(cluster, "num_gpus_per_node", least=0)
+            from rlinf_actors.placement.described import DescribedCluster
+
             cluster = DescribedCluster.identical(self._nodes_needed(per_node), per_node)
         return self._place(cluster, isolate_accelerator)
 
@@ -402,22 +403,26 @@ class NodePlacementStrategy(PlacementStrategy):
 def default_strategy(cluster: ClusterView) -> PlacementStrategy:
     """Return the strategy for a launch that gives none: one worker on each accelerator of the cluster.
 
-    If the cluster has no accelerators, the strategy places one worker on node 0. Raise PlacementError, which lists the
+    Nodes on which the job may not launch are left out. If no node has accelerators, the strategy places one worker on
+    the first node. Raise PlacementError, which lists the
     nodes, if the nodes have accelerators of several types.
     """
     by_type: dict[str, list[NodeInfo]] = {}
-    for rank in range(cluster.num_nodes):
-        node = cluster.get_node_info(rank)
+    nodes = [cluster.get_node_info(rank) for rank in range(cluster.num_nodes)]
+    offered = [node for node in nodes if not node.closed] or nodes  # the head says why it refuses all of them
+    for node in offered:
         if node.num_accelerators:
             by_type.setdefault(node.accelerator_type.value, []).append(node)
     if not by_type:
-        return NodePlacementStrategy([0])
+        return NodePlacementStrategy([offered[0].node_rank])
     if len(by_type) > 1:
         shown = "; ".join(f"{kind}: {', '.join(map(_describe, nodes))}" for kind, nodes in by_type.items())
         raise PlacementError(
             f"the nodes have accelerators of several types, so there is no default placement ({shown}); "
             "give a placement_strategy on one node group, e.g. PackedPlacementStrategy(0, 7, node_group=LABEL)"
         )
+    if len(offered) < len(nodes):
+        return FlexiblePlacementStrategy([[rank] for rank in ResourceTable.of(cluster, (CLUSTER_GROUP,)).offered])
     return PackedPlacementStrategy(0, cluster.num_accelerators - 1)
 
 

@@ -23,7 +23,8 @@ from rlinf_actors.errors import (
     RlinfActorsError,
 )
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.runtime.peer import Peer, PendingRequest
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.pending import PendingRequest
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.runtime.worker_ends import death
@@ -213,7 +214,7 @@ class _Child:
             worker: Peer of the parent worker.
             id: worker id of the child, "" if unknown.
         """
-        needed = lambda: self._runtime.io.call(self._connect, group)  # noqa: E731
+        needed = lambda _peer: self._runtime.io.call(self._connect, group)  # noqa: E731
         lost = lambda old: self._lost(group, worker, old)  # noqa: E731
         runtime, rank = self._runtime, self._address.rank
         peer = Peer(

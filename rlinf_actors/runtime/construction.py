@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rlinf_actors.errors import CallTimeoutError, GroupClosedError
+from rlinf_actors.errors import CallTimeoutError, GroupClosedError, WorkerStartError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.late_report import late_text
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.peer import Peer, new_call
-from rlinf_actors.wire import frames
+from rlinf_actors.runtime.pending import PendingRequest
+from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Extension, WorkerState
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.remote_group import RemoteGroup
 
 
 class Readiness(Promise[None]):
@@ -117,6 +122,65 @@ class Construction(msgspec.Struct):
             frame = frames.Create(call, self.cls, env, self.max_concurrency, list(self.extensions))
             self._created = (key, call, frames.encode(frame))
         return self._created[1:]
+
+
+class Inquiry:
+    """Asks the workers of *group*, which another process constructs, to report when they are constructed. Loop thread.
+
+    Attributes:
+        requested: True if `ask` is to be called when the head has described the workers.
+    """
+
+    def __init__(self, group: RemoteGroup) -> None:
+        self.requested = False
+        self._group = group
+        self._unready: set[int] = set()  # ranks that have not answered
+
+    def ask(self) -> None:
+        """Ask each living worker. Do nothing if the workers were asked already."""
+        group = self._group
+        if not group.found:
+            self.requested = True
+            group.look_up()
+        elif not group.ready.done() and not self._unready:
+            alive = [peer for peer in group.peers if peer.error is None]
+            ends = [peer.error for peer in group.peers if peer.error is not None]
+            if not alive:
+                group.ready.reject(ends[0])
+            self._unready = {peer.rank for peer in alive}
+            for peer in alive:
+                self._ask_worker(peer)
+
+    def _ask_worker(self, peer: Peer) -> None:
+        request = PendingRequest(partial(self._answered, peer), partial(self._ended, peer))
+        peer.send(frames.WhatRuns(peer.open(request), True), now=True)
+
+    def _answered(self, peer: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts) -> None:
+        error = None
+        if isinstance(frame, frames.Raised):  # the owner gets the exception itself, and ends the group
+            text = failure.describe(frame, "__init__", worker=peer.name, node=peer.node)
+            error = WorkerStartError(text, worker=peer.name, node=peer.node)
+        self._ended(peer, error)
+
+    def _ended(self, peer: Peer, error: Exception | None) -> None:
+        """Handle the answer of a worker. Any thread.
+
+        Args:
+            peer: the worker's Peer.
+            error: None if the worker is constructed; else why it is not. If the error came because the worker was
+                restarted or its connection was lost, the worker is asked again.
+        """
+        group = self._group
+        removed = peer.rank >= len(group.peers)  # the group does not need that rank any more
+        successor, error = (peer, None) if removed else (group.peers[peer.rank], error)
+        if error is not None and successor is not peer and successor.error is None and not group.ready.done():
+            self._ask_worker(successor)  # it was restarted, or its connection was made anew
+        elif error is not None:
+            group.ready.reject(error)
+        else:
+            self._unready.discard(peer.rank)
+            if not self._unready:
+                group.ready.resolve(None)
 
 
 def unpickle_exception(

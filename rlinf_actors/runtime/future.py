@@ -5,27 +5,32 @@ outcome, which is a value or an error and is set once, on any thread. A Future b
 several threads and several loops may wait for the same Future. Cancelling a task that awaits a Future does not change
 the Future.
 
-Callbacks run on the thread that sets the outcome, most often the I/O thread: they must be short and must not run user
-code. Unpickling and user code run in `_outcome`, on the thread that takes the outcome.
+Callbacks run on the thread that sets the outcome: most often the I/O thread, or a thread that waits and reads the
+sockets meanwhile (`net.reading`). They must be short and must not run user code. Unpickling and user code run in
+`_outcome`, on the thread that takes the outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
 import functools
 import logging
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from _thread import RLock  # that of threading is a Python function around it
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError
+from rlinf_actors.net import reading
+from rlinf_actors.net.idle_select import IdleSelect
 from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.net.loop_reader import LoopReader
+from rlinf_actors.runtime.then_threads import then_threads
 from rlinf_actors.wire.protocol import waiting
 
 if TYPE_CHECKING:
@@ -48,6 +53,18 @@ def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
             log.exception("internal error: %r failed", callback)
 
 
+def _leave_out_outcome(error: BaseException) -> None:
+    """Remove the frames of `Future._outcome`, which has raised *error* to the caller, from the traceback.
+
+    They refer to the Future, and the Future to the error: only the garbage collector would free them, and all else that
+    the Future holds, such as large results of other ranks.
+    """
+    trace = error.__traceback__ and error.__traceback__.tb_next
+    while trace is not None and trace.tb_frame.f_code.co_name == "_outcome":
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
 class Future(Generic[T]):
     """The result of an operation that may still be running; base of what group calls, receives and gets return.
 
@@ -66,14 +83,16 @@ class Future(Generic[T]):
     _error: BaseException | None = None
     _callbacks: tuple[Callable[[], object], ...] = ()
     _lazy = False
+    _by_loop = False  # the I/O thread's loop alone handles what ends it: a thread that waits need not read the sockets
     _trace: TracebackType | None = None  # of the conversion that raised `_error`
+    _seen = False  # the outcome was taken: the error of an AsyncWork need not be logged
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._lock = threading.Lock()
-        self._made_in = forks.generation()
+        self._made_in = forks.generation
         if self._lazy:
-            self._converting = threading.RLock()  # `_make_result` may take the outcome of another future of this thread
+            self._converting = RLock()  # `_make_result` may take the outcome of another future of this thread
 
     # --- waiting ---
 
@@ -92,26 +111,62 @@ class Future(Generic[T]):
             UsageError: this process was forked after the operation began; only the parent process gets the outcome.
             ValueError: *timeout* is not a number.
         """
-        timeout = waiting(timeout)
+        if timeout is not None:
+            timeout = waiting(timeout)
         if not self._finished:
             forks.check(self._made_in)
             self._check_blocking()
             loop = asyncio._get_running_loop()
             if loop is not None and loop.get_debug():
                 log.warning("waiting for %s blocks a running event loop: await it, or use async_op=True", self._what)
-            gate = threading.Lock()
-            gate.acquire()
-            release = gate.release
-            self._on_done(release)
-            if not gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-                self._forget(release)
+            if not self._block_until_done(timeout):
                 assert timeout is not None
                 raise self._timeout_error(timeout)
-        return self._outcome()
+        try:
+            return self._outcome()
+        except BaseException as error:
+            del self
+            _leave_out_outcome(error)
+            raise error
+
+    def _block_until_done(self, timeout: float | None) -> bool:
+        """Block until the operation has ended, and read the sockets meanwhile. Return False if the time is over."""
+        active = reading.active
+        if active is not None and not self._by_loop:
+            holder = object()
+            try:
+                if active.take(holder):
+                    self._on_done(active.ring)
+                    done = active.wait(self.done, timeout)
+                    self._leave(active, holder)
+                    if done or reading.active is active:
+                        return done
+            except BaseException:  # a signal handler, too, may raise, and anywhere
+                self._leave(active, holder)
+                raise
+        gate = threading.Lock()  # another thread reads, or the I/O thread
+        gate.acquire()
+        opened = gate.release
+        try:
+            self._on_done(opened)
+            return gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        finally:
+            if not self._finished:
+                self._forget(opened)
+
+    def _leave(self, active: reading.Reading, holder: object) -> None:
+        """Give back the turn if *holder* has it."""
+        if active.holds(holder):
+            if not self._finished:
+                self._forget(active.ring)  # first: the next thread that has the turn may ask for the same
+            active.leave(holder)
 
     async def async_wait(self) -> T:
         """Wait for the result without blocking the event loop. The same as ``await`` on this object."""
-        return await self
+        try:
+            return await self
+        finally:
+            del self
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._finished:
@@ -123,16 +178,33 @@ class Future(Generic[T]):
                 if not woken.done():
                     woken.set_result(None)
 
-            notify = functools.partial(call_threadsafe, loop, wake)
+            idle = None if self._by_loop else IdleSelect.of(loop) or LoopReader.of(loop)
+
+            def notify() -> None:
+                if idle is not None and asyncio._get_running_loop() is loop:  # which has read the result itself
+                    wake()
+                else:
+                    call_threadsafe(loop, wake)
+
             self._on_done(notify)
+            if idle is not None:
+                idle.awaited += 1
             try:
                 yield from woken
             finally:
+                if idle is not None:
+                    idle.awaited -= 1
                 self._forget(notify)
-        return self._outcome()
+        try:
+            return self._outcome()
+        except BaseException as error:
+            del self
+            _leave_out_outcome(error)
+            raise error
 
     def _outcome(self) -> T:
         """Return the result or raise the error of an operation that has ended. Must not be called earlier."""
+        self._seen = True
         if self._lazy:
             with self._converting:
                 if self._lazy and self._error is None:
@@ -187,7 +259,22 @@ class Future(Generic[T]):
 
     def _forget(self, callback: Callable[[], object]) -> None:
         with self._lock:
-            self._callbacks = tuple(known for known in self._callbacks if known is not callback)
+            self._callbacks = (*[known for known in self._callbacks if known is not callback],)
+
+
+def finish_all(futures: Sequence[Future[Any]], values: Iterable[Any]) -> None:
+    """End several operations, each with its value, and then call their callbacks: a thread is woken when all are done.
+
+    An operation that has ended already is not changed.
+    """
+    callbacks: list[Callable[[], object]] = []
+    for future, value in zip(futures, values, strict=False):
+        with future._lock:
+            if not future._finished:
+                future._value, future._finished = value, True
+                callbacks += future._callbacks
+                future._callbacks = ()
+    call_all(callbacks)
 
 
 class Promise(Future[T]):
@@ -207,56 +294,6 @@ class Promise(Future[T]):
         return self._error
 
 
-THEN_THREADS = 8
-"""Maximum number of functions given to `AsyncWork.then` that run at a time in this process."""
-
-
-class _Threads:
-    """A pool of at most THEN_THREADS threads, which run the functions given to `AsyncWork.then`.
-
-    A thread ends when no function is queued.
-    """
-
-    def __init__(self) -> None:
-        self.note_fork()
-        forks.watch(self)
-
-    def note_fork(self) -> None:
-        """Forget all threads and queued functions; called in a forked child, because the parent process runs them."""
-        self._lock = threading.Lock()
-        self._due: collections.deque[Callable[[], None]] = collections.deque()
-        self._running = 0
-
-    def submit(self, function: Callable[[], None]) -> None:
-        """Run *function* on the next free thread of the pool. Raises RuntimeError if no thread can be started."""
-        with self._lock:
-            self._due.append(function)
-            if self._running == THEN_THREADS:
-                return
-            self._running += 1
-        try:
-            exhaustion.start(threading.Thread(target=self._run, name="rlinf-actors-then", daemon=True))
-        except RuntimeError:
-            with self._lock:
-                self._running -= 1
-                if self._running or function not in self._due:
-                    return  # a running thread takes it
-                self._due.remove(function)
-            raise
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._due:
-                    self._running -= 1
-                    return
-                function = self._due.popleft()
-            function()
-
-
-_threads = _Threads()
-
-
 class AsyncWork(Promise[T]):
     """A running operation, as methods return it for ``async_op=True``.
 
@@ -269,12 +306,8 @@ class AsyncWork(Promise[T]):
         options: the options that were given to the operation, None if there are none.
     """
 
-    _seen = False  # the outcome was taken: its error need not be logged
+    options: Any = None
     _next: weakref.ref[AsyncWork[Any]] | None = None
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.options: Any = None
 
     @classmethod
     def of(cls, io: IoThread, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
@@ -373,10 +406,6 @@ class AsyncWork(Promise[T]):
         Does nothing here. A pending receive overrides it.
         """
 
-    def _outcome(self) -> T:
-        self._seen = True
-        return super()._outcome()
-
     def __del__(self) -> None:
         error = self._error
         if error is not None and not self._seen:
@@ -423,7 +452,7 @@ class ChainedWork(AsyncWork[Any]):
 
     def _submit(self) -> None:
         try:
-            _threads.submit(self._run)
+            then_threads.submit(self._run)
         except RuntimeError as error:  # no more threads can be started
             self._end(None, error)
 

@@ -24,7 +24,7 @@ from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.head_session import HEAD_GRACE_S, SILENT_HEAD_S
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.sliced_launch import send_launch
-from rlinf_actors.runtime.worker_ends import death
+from rlinf_actors.runtime.worker_ends import note_deaths
 from rlinf_actors.wire.client_messages import (
     Detach,
     Done,
@@ -35,7 +35,7 @@ from rlinf_actors.wire.client_messages import (
     StopGroup,
     WorkerChanged,
 )
-from rlinf_actors.wire.values import CHANNEL_GROUPS, GroupState, WorkerState, orderly
+from rlinf_actors.wire.values import CHANNEL_GROUPS, RELAY_GROUPS, GroupState
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
@@ -54,11 +54,13 @@ class GroupRegistry:
     Attributes:
         closed: True if the process is ending and must not start new requests.
         failures: number of groups that could not come up, plus the number of workers of owned groups that died.
+        first_failure: what the first of them was, "" if there are none.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.closed = False
         self.failures = 0
+        self.first_failure = ""
         self._runtime = runtime
         self._tasks = Tasks()
         self._groups: dict[tuple[str, str], RemoteGroup] = {}  # by namespace and name
@@ -342,11 +344,17 @@ class GroupRegistry:
 
     def _construction_failed(self, group: RemoteGroup) -> None:
         """Stop *group*, because a worker of it could not be started or constructed. Any thread."""
-        self.failures += not group.came_up
+        if not group.came_up:
+            self._failed(f"group {group.name!r} could not start", 1)
         if self._runtime.io.inside():
             self._stop_failed(group)  # at once: the next launch under its name waits for this
         else:
             self._runtime.io.call(self._stop_failed, group)
+
+    def _failed(self, what: str, times: int) -> None:
+        self.failures += times
+        if times and not self.first_failure:
+            self.first_failure = what
 
     def withdraw(self, group: RemoteGroup) -> None:
         """Stop *group*, because the launch was interrupted, as by Ctrl-C. Returns at once. Any thread."""
@@ -437,10 +445,13 @@ class GroupRegistry:
         return False
 
     async def _stop_all(self, groups: list[RemoteGroup], grace_s: float) -> list[BaseException | None]:
-        """Stop *groups*: channels last, so that no worker's thread sees its channel break. Return what each raised."""
+        """Stop *groups*: channels last, so that no worker's thread sees its channel break, and relays. Return what each
+        raised.
+        """
         outcomes: list[BaseException | None] = []
         for channels in (False, True):
-            stops = [self.stop(group, grace_s) for group in groups if group.name.startswith(CHANNEL_GROUPS) == channels]
+            last = CHANNEL_GROUPS, RELAY_GROUPS
+            stops = [self.stop(group, grace_s) for group in groups if group.name.startswith(last) == channels]
             outcomes += await asyncio.gather(*stops, return_exceptions=True)
         return outcomes
 
@@ -476,23 +487,10 @@ class GroupRegistry:
         group = self.get(body.namespace, body.group)
         if group is not None:
             group.resize(body.world_size, body.detail)
-            self._note_deaths(group, body.workers)
+            self._failed(f"a worker of group {group.name!r} died", note_deaths(group, body.workers))
             group.update(body.workers)
             if group.gone.done() and not group.owned:
                 del self._groups[(body.namespace, body.group)]  # the head reports no more of it
-
-    def _note_deaths(self, group: RemoteGroup, workers: Sequence[WorkerState]) -> None:
-        """Count workers of owned groups that died. Log each death, unless a pending call gets it as an error."""
-        for worker in workers:
-            before, exit = group.states.get(worker.rank), worker.exit
-            if exit is None or orderly(group.name, exit) or group.closing or not group.owned:
-                continue
-            if before is None or before.exit is not None or not 0 <= worker.rank < len(group.peers):
-                continue
-            self.failures += 1
-            peer = group.peers[worker.rank]
-            if not peer.pending:
-                log.warning("%s", death(exit, peer.name, peer.rank, peer.node))
 
 
 def _launch_of(state: GroupState) -> str:

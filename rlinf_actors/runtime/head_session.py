@@ -47,6 +47,8 @@ OWNER_BEATS = 8
 
 A heartbeat acknowledges the head's last answer, and three more heartbeats may be late.
 """
+WATCHED_AT_ONCE = 1000
+"""Most clients in one WatchClients."""
 SILENT_HEAD_S = 5.0
 """Seconds that stopping a group or a Cluster waits for a silent head, which may be restarting."""
 HEAD_GRACE_S = 120.0
@@ -103,7 +105,7 @@ class HeadSession:
         self._beats: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         self._network = network
-        self.identity = secret_identity(f"{hello.role}:{hello.incarnation}")
+        self.identity = self._new_identity()  # of the present connection, at the head
         self._client = ControlClient(
             network, endpoint, self.identity, self._noticed, self._reconnected, on_failed=on_failed
         )
@@ -204,6 +206,9 @@ class HeadSession:
                 return welcome
             await self._connect_again(until)
 
+    def _new_identity(self) -> bytes:
+        return secret_identity(f"{self._hello.role}:{self._hello.incarnation}")
+
     async def _connect_again(self, until: float = math.inf) -> None:
         """Pause, then replace the connection to the head by a new one.
 
@@ -216,7 +221,8 @@ class HeadSession:
         while True:
             await asyncio.sleep(self._backoff.pause())
             try:
-                self._client.reopen()
+                self.identity = self._new_identity()
+                self._client.reopen(self.identity)
                 return
             except OSError as error:
                 text = f"no connection to the head at {self.endpoint} can be made: {error.strerror or error}"
@@ -445,8 +451,9 @@ class WatchedClients:
 
     def renew(self) -> None:
         """Ask a restarted head to report the ends of all watched clients too."""
-        if self._watched:
-            self._notify(WatchClients(list(self._watched)))
+        watched = list(self._watched)
+        for start in range(0, len(watched), WATCHED_AT_ONCE):
+            self._notify(WatchClients(watched[start : start + WATCHED_AT_ONCE]))
 
     def gone(self, incarnation: str) -> None:
         """Call all callbacks that wait for the end of this client. Called when the head has reported the end."""

@@ -8,7 +8,8 @@ from functools import partial
 
 from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.runtime.future import Promise
-from rlinf_actors.runtime.peer import Peer, PendingRequest
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.pending import PendingRequest
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TextIO
 
-from rlinf_actors import exhaustion
+from rlinf_actors import exhaustion, shown
 from rlinf_actors.wire.agent_messages import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.control_codec import Body
 
@@ -41,16 +41,21 @@ class LogPrinter:
     The output of a worker's progress bar, which rewrites its line by carriage returns, is shown on the last line of the
     terminal. If the driver's output is not a terminal, only the last state of the bar is printed.
 
+    Control characters are shown as escapes, except tabs and the sequences of colours: a worker must not write to the
+    terminal of its driver what hides or forges lines.
+
     Args:
-        shown: called on the printer's thread after lines were printed, with a LogCredit to send to the head: the agentd
-            that sent the lines may then send more.
+        credit: called on the printer's thread after lines were printed, with a LogCredit to send to the head: the
+            agentd that sent the lines may then send more.
+        raw: True to print workers' lines as they are.
 
     Attributes:
         left: number of lines that were not printed. The key is the node and the path of its log files ("" if unknown).
     """
 
-    def __init__(self, shown: Callable[[Body], None]) -> None:
-        self._shown = shown
+    def __init__(self, credit: Callable[[Body], None], raw: bool = False) -> None:
+        self._credit = credit
+        self._safe: Callable[[str], str] = str if raw else shown.output
         self.left: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[LogLines | Callable[[], object] | None] = queue.SimpleQueue()
@@ -110,7 +115,7 @@ class LogPrinter:
             else:
                 self._print(lines)
             self._printing = None
-            self._shown(LogCredit(lines.owner, lines.node, lines.cost))
+            self._credit(LogCredit(lines.owner, lines.node, lines.cost))
         self._finish_bars()
 
     def _leave_out(self, lines: LogLines) -> None:
@@ -118,12 +123,13 @@ class LogPrinter:
 
     def _print(self, lines: LogLines) -> None:
         for stream, entries in itertools.groupby(lines.entries, key=lambda entry: entry[1]):
-            group = [(f"[{worker}@{lines.node}] ", text) for worker, _, text in entries]
+            node = shown.printable(lines.node)
+            group = [(f"[{shown.printable(worker)}@{node}] ", text) for worker, _, text in entries]
             if not self._tried(self._write, stream, group):
                 self.left_out(lines.node, "", _counted(text for _, text in group))
         if lines.skipped:
             text = f"{lines.skipped} lines are not shown here; the log files have them"
-            if not self._tried(self._write, "err", [(f"[{lines.node}] ", text)]):
+            if not self._tried(self._write, "err", [(f"[{shown.printable(lines.node)}] ", text)]):
                 self.left_out(lines.node, "", lines.skipped)
         self._tried(self._show_bar)
 
@@ -152,9 +158,9 @@ class LogPrinter:
             source = (prefix, stream)
             self._bars.pop(source, None)
             if text.endswith(UPDATE):
-                self._bars[source] = text[:-1]
+                self._bars[source] = shown.bar(text[:-1])
             else:
-                printed.append(f"{prefix}{text}\n")
+                printed.append(f"{prefix}{self._safe(text)}\n")
         if printed:
             self._tried(self._clear)
             _put(out, "".join(printed))
@@ -193,7 +199,7 @@ def say(text: str) -> None:
     """Print *text* to stderr with the library's name before it. Logging is not used: its level might hide *text*."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # stderr is closed
-            _put(sys.stderr, f"[rlinf-actors] {text}\n")
+            _put(sys.stderr, f"[rlinf-actors] {shown.lines(text)}\n")
 
 
 def _stream(name: str) -> TextIO | None:

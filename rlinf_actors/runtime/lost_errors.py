@@ -126,7 +126,9 @@ class LostErrors:
 
     def seen(self, failed: FailedOperation) -> None:
         """Record that a caller got the error of *failed*, so that the error is not reported."""
-        self._open.pop(id(failed), None)
+        record = self._open.pop(id(failed), None)
+        if record is not None:
+            record.held = None  # else the timer keeps it, with its error, the caller's frames and their locals
         self._known(failed)
 
     def _known(self, failed: FailedOperation) -> None:

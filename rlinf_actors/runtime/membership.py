@@ -9,7 +9,7 @@ Everything runs on the loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from rlinf_actors.errors import ConnectionLostError, GroupClosedError, RlinfActorsError
@@ -17,7 +17,8 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.runtime.construction import Construction, unpickle_exception
 from rlinf_actors.runtime.future import Promise, call_all
-from rlinf_actors.runtime.peer import First, Peer, PendingRequest
+from rlinf_actors.runtime.peer import First, Peer
+from rlinf_actors.runtime.pending import PendingRequest
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import ExitReport, WorkerState
@@ -178,7 +179,7 @@ class ResizableGroup:
     states: dict[int, WorkerState]
     membership: Membership
     _construction: Construction | None
-    _watchers: tuple[Callable[[], object], ...]
+    _watchers: tuple[Callable[[Iterable[int]], object], ...]
     _alive = 0  # a rank whose worker has not ended, as far as was checked
 
     def _peer(self, rank: int, node: str) -> Peer:
@@ -210,7 +211,7 @@ class ResizableGroup:
             self.states.pop(peer.rank, None)
             if self._construction is not None:
                 self._construction.constructed.pop(peer.rank, None)
-        call_all(self._watchers)
+        call_all(self._watchers, [peer.rank for peer in leaving])
         return leaving
 
     def begin_growth(self, workers: Sequence[tuple[str, str]], parts: Sequence[Buffer]) -> Promise[None]:
@@ -228,7 +229,7 @@ class ResizableGroup:
         self.peers = [*self.peers, *peers]
         self.states.update(states)
         self._construction.constructed.update({peer.rank: peer.worker_id for peer in peers})
-        call_all(self._watchers)
+        call_all(self._watchers, [peer.rank for peer in peers])
 
     def _is_successor(self, worker: WorkerState) -> bool:
         """Return True if *worker* is a later incarnation of the known worker of its rank."""

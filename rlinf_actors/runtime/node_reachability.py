@@ -87,8 +87,11 @@ class NodeReachability:
                 detector = FailureDetector(math.inf, who=f"its node {machine}")
                 detector.beat_s, detector.lease_s = beat_s, lease_s + HEAD_FIRST_S
                 path = self._paths[machine] = _Path(detector, now)
-            if stall := stalled_s(due, now):
+            stall = stalled_s(due, now)
+            if stall:
                 path.detector.stalled(stall, now)
+            for relay in {peer.relay for peer, _ in peers if peer.relay is not None}:
+                relay.tend(now, stall)
             received = {peer: peer.received for peer, _ in peers}
             if any(path.received.get(peer) != count for peer, count in received.items()):
                 path.detector.heard(now)  # or another worker is waited for from now on
@@ -99,9 +102,10 @@ class NodeReachability:
         """Return the Peer and TCP endpoint of each awaited worker, by machine. This machine is left out."""
         found: dict[str, list[tuple[Peer, str]]] = {}
         for group in self._groups():
-            for rank, state in group.states.items():
-                endpoint, peer = state.endpoint, group.peers[rank]
-                if endpoint is None or not endpoint.tcp or endpoint.host == self._host or not peer.awaited:
+            for peer in group.awaited():
+                state = group.states.get(peer.rank)
+                endpoint = None if state is None else state.endpoint
+                if endpoint is None or not endpoint.tcp or endpoint.host == self._host:
                     continue
                 machine = endpoint.tcp.removeprefix("tcp://").rpartition(":")[0]
                 found.setdefault(machine, []).append((peer, endpoint.tcp))

@@ -12,7 +12,7 @@ head has reported rank 0. All other processes connect to a worker when there is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -21,18 +21,19 @@ from rlinf_actors.errors import (
     ConnectionLostError,
     GroupClosedError,
     UsageError,
-    WorkerStartError,
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import Turns
-from rlinf_actors.runtime.construction import Construction, Readiness, unpickle_exception
+from rlinf_actors.runtime.construction import Construction, Inquiry, Readiness, unpickle_exception
 from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.membership import Membership, ResizableGroup
-from rlinf_actors.runtime.peer import First, Peer, PendingRequest
+from rlinf_actors.runtime.node_relays import NodeRelays
+from rlinf_actors.runtime.peer import First, Peer
+from rlinf_actors.runtime.pending import PendingRequest
 from rlinf_actors.runtime.worker_ends import death
-from rlinf_actors.wire import failure, frames
+from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, WorkerState
 
@@ -60,6 +61,7 @@ class RemoteGroup(ResizableGroup):
     Attributes:
         membership: the ranks that are being added, and those that were removed.
         came_up: False if the group could not be constructed.
+        relays: the relays by which workers of other nodes are called; None if they are called directly.
         launched: a worker id of each rank, by which the head recognizes the group.
         patience_s: seconds for which a look-up of the group waits at the head if the launch has not arrived there yet.
         takes_running: True if the launch may return a running group of the same name (get_if_exists). Until the head
@@ -89,7 +91,10 @@ class RemoteGroup(ResizableGroup):
         self.detail = ""
         self._launch = launch
         self._me = me
-        self._new_peer = partial(Peer, network, identity, me=me)
+        self._waits: set[Peer] = set()
+        self._new_peer = partial(
+            Peer, network, identity, needed=self._link_needed, lost=self._link_lost, me=me, waits=self._waits
+        )
         self.peers = [self._peer(rank, node) for rank, node in enumerate(node_names)]
         self.states: dict[int, WorkerState] = {}
         self.membership = Membership(name, self._ended, self._connect)
@@ -99,6 +104,7 @@ class RemoteGroup(ResizableGroup):
         self.closing = False
         self.came_up = True
         self.launched: list[str] = []
+        self.relays: NodeRelays | None = None
         self.patience_s = 0.0
         self.takes_running = False
         self.owned = construction is not None
@@ -110,13 +116,12 @@ class RemoteGroup(ResizableGroup):
         self._closing_links: Turns[Peer] = Turns(Peer.close)
         self._began = construction is None  # rank 0 has reported the port that constructors need
         self._lock = threading.Lock()
-        self._watchers: tuple[Callable[[], object], ...] = ()
+        self._watchers: tuple[Callable[[Iterable[int]], object], ...] = ()
         self._soon = soon
         self._reach = reach
         if construction is None and soon is None:
             self.ready.resolve(None)
-        self._ready_requested = False  # this process waits until another process's group is constructed
-        self._unready: set[int] = set()  # ranks that have not answered that request
+        self._inquiry = Inquiry(self)
 
     # --- what it is; any thread ---
 
@@ -137,8 +142,19 @@ class RemoteGroup(ResizableGroup):
             return False
         return self._construction is None or self._construction.constructed.get(rank) == state.id
 
-    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call *callback* on the loop thread each time that the result of `serves` may have changed for some rank.
+    def awaited(self) -> list[Peer]:
+        """Return the Peers of members for which this process waits. Costs nothing for the others. Loop thread."""
+        found = []
+        for peer in list(self._waits):
+            self._waits.discard(peer)  # first: other threads add it after they began to wait
+            if peer.awaited:
+                self._waits.add(peer)
+                if peer.rank < len(self.peers) and self.peers[peer.rank] is peer:
+                    found.append(peer)
+        return found
+
+    def watch(self, callback: Callable[[Iterable[int]], object]) -> Callable[[], None]:
+        """Call *callback* on the loop thread with the ranks for which the result of `serves` may have changed.
 
         Return a function that removes the callback. Any thread.
         """
@@ -177,57 +193,13 @@ class RemoteGroup(ResizableGroup):
         """
         ready = self.ready
         if not self.owned and self._soon is not None and not ready.done():
-            self._soon(self._ask_workers)
+            self._soon(self._inquiry.ask)
         return ready
 
     def look_up(self) -> None:
         """Ask the head for the workers of this group if they are unknown, because another process sent the handle."""
         if not self.found and self._reach is not None:
             self._reach(self)
-
-    def _ask_workers(self) -> None:
-        """Ask each living worker to report when it is constructed. Do nothing if the workers were asked already."""
-        if not self.found and self._reach is not None:
-            self._ready_requested = True  # `adopt` goes on
-            self.look_up()
-        elif not self.ready.done() and not self._unready:
-            alive = [peer for peer in self.peers if peer.error is None]
-            ends = [peer.error for peer in self.peers if peer.error is not None]
-            if not alive:
-                self.ready.reject(ends[0])
-            self._unready = {peer.rank for peer in alive}
-            for peer in alive:
-                self._ask_worker(peer)
-
-    def _ask_worker(self, peer: Peer) -> None:
-        request = PendingRequest(partial(self._worker_answered, peer), partial(self._worker_ready, peer))
-        peer.send(frames.WhatRuns(peer.open(request), True), now=True)
-
-    def _worker_answered(self, peer: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts) -> None:
-        error = None
-        if isinstance(frame, frames.Raised):  # the owner gets the exception itself, and ends the group
-            text = failure.describe(frame, "__init__", worker=peer.name, node=peer.node)
-            error = WorkerStartError(text, worker=peer.name, node=peer.node)
-        self._worker_ready(peer, error)
-
-    def _worker_ready(self, peer: Peer, error: Exception | None) -> None:
-        """Handle the answer of a worker to `_ask_workers`. Any thread.
-
-        Args:
-            peer: the worker's Peer.
-            error: None if the worker is constructed; else why it is not. If the error came because the worker was
-                restarted or its connection was lost, the worker is asked again.
-        """
-        removed = peer.rank >= len(self.peers)  # the group does not need that rank any more
-        successor, error = (peer, None) if removed else (self.peers[peer.rank], error)
-        if error is not None and successor is not peer and successor.error is None and not self.ready.done():
-            self._ask_worker(successor)  # it was restarted, or its connection was made anew
-        elif error is not None:
-            self.ready.reject(error)
-        else:
-            self._unready.discard(peer.rank)
-            if not self._unready:
-                self.ready.resolve(None)
 
     def unreachable(self, error: Exception) -> None:
         """Fail all waiting calls on this group, because the head could not be asked for it. A later call asks again."""
@@ -243,8 +215,8 @@ class RemoteGroup(ResizableGroup):
         self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
         self.resize(state.world_size)
         self.update(state.workers)
-        if self._ready_requested and not self.owned:
-            self._ask_workers()
+        if self._inquiry.requested and not self.owned:
+            self._inquiry.ask()
 
     def become(self, state: GroupState, soon: Callable[..., object]) -> None:
         """Become a handle of the running group that *state* describes, which has the same name.
@@ -258,7 +230,7 @@ class RemoteGroup(ResizableGroup):
         """
         self.owned, self._construction, self._soon, self._began = False, None, soon, True
         self._launch, self.launched = "", []
-        self._ready_requested = True  # callers that wait for this launch wait for the constructors of the running group
+        self._inquiry.requested = True  # who waits for this launch waits for the constructors of the running group
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         if len(workers) != len(self.peers):
             error = UsageError(
@@ -299,7 +271,7 @@ class RemoteGroup(ResizableGroup):
             self._connecting.add(list(self.states))
         if self._all_gone():
             self.gone.resolve(None)
-        call_all(self._watchers)
+        call_all(self._watchers, [worker.rank for worker in workers])
 
     def _succeed(self, workers: Sequence[WorkerState]) -> None:
         """Give a new Peer to the rank of each of *workers*, which are later incarnations."""
@@ -329,14 +301,14 @@ class RemoteGroup(ResizableGroup):
     # --- peers and links ---
 
     def _peer(self, rank: int, node: str) -> Peer:
-        peer = self._new_peer(f"{self.name}:{rank}", rank, node, partial(self._link_needed, rank), self._link_lost)
+        peer = self._new_peer(f"{self.name}:{rank}", rank, node)
         if self._launch and rank_id(self._me) == f"{self._launch}-{rank}":
             peer.worker_id = self._me  # known before the group is looked up: a wait for itself never ends
         return peer
 
-    def _link_needed(self, rank: int) -> None:
+    def _link_needed(self, peer: Peer) -> None:
         if self._soon is not None:
-            self._soon(self._connect_rank, rank)
+            self._soon(self._connect_rank, peer.rank)
 
     def _link_lost(self, old: Peer) -> None:
         """Give a rank a new Peer, because the connection of its Peer *old* was interrupted and messages may be lost.
@@ -349,16 +321,18 @@ class RemoteGroup(ResizableGroup):
             return
         if old.error is not None:
             return
-        error = ConnectionLostError(
-            f"the connection to {old.name} on {old.node} was lost, and is there again: how far it got with what was "
-            "under way is not known. It runs, and can be called again"
-        )
         if self.owned and not self.ready.done():  # it is unknown whether the worker was constructed
+            error = _connection_lost(old)
             old.fail(error)
             self.construction_failed(error)
             return
-        self._replace([(old, "", error)])[0].succeed(old)
-        self._connect_rank(old.rank)  # at once: the Join tells the worker of the loss
+        lost = [old]
+        if old.relay is not None and old.relay.ended:  # all at once: whoever gets the error may call all ranks again
+            lost = [peer for peer in self.peers if peer.relay is old.relay and peer.error is None]
+        new = self._replace([(peer, "", _connection_lost(peer)) for peer in lost])
+        for peer, before in zip(new, lost, strict=True):
+            peer.succeed(before)
+            self._connect_rank(peer.rank)  # at once: the Join tells the worker of the loss
 
     def _connect_rank(self, rank: int) -> None:
         if rank >= len(self.peers):
@@ -370,9 +344,10 @@ class RemoteGroup(ResizableGroup):
         if peer.connected or peer.error is not None or not (self._soon is None or peer.wanted):
             return
         first = self.states.get(0)  # with its port as it is now: rank 0 may be restarted before the link is ready
-        if state.endpoint.ipc and state.endpoint.host != self._host:
-            peer.sibling = frames.Sibling(peer.name, state.id, state.pid, state.endpoint)
-        peer.connect(state.endpoint, self._host, self.token, lambda: self._create(peer, first))
+        again = partial(self._connecting.add, [rank])
+        if self.relays is not None and not peer.succeeds and self.relays.waits(state.node_rank, again):
+            return
+        self._connect(peer, state, lambda: self._create(peer, first))
         if peer.error is None or not self.owned:
             return
         # the owner alone can construct the worker
@@ -383,8 +358,13 @@ class RemoteGroup(ResizableGroup):
             self.fail(peer.error)
 
     def _connect(self, peer: Peer, state: WorkerState, first: First) -> None:
-        assert state.endpoint is not None
-        peer.connect(state.endpoint, self._host, self.token, first)
+        endpoint, relay = state.endpoint, None
+        assert endpoint is not None
+        if endpoint.ipc and endpoint.host != self._host:
+            peer.sibling = frames.Sibling(peer.name, state.id, state.pid, endpoint)
+            if self.relays is not None and not peer.succeeds:  # a lost link's successor is direct
+                relay = self.relays.path(state.node_rank)
+        peer.connect(endpoint, self._host, self.token, first, relay)
 
     # --- construction by the owner ---
 
@@ -423,7 +403,7 @@ class RemoteGroup(ResizableGroup):
         assert construction is not None
         if peer.rank < len(self.peers):  # else it was removed while it was constructed again
             construction.constructed[peer.rank] = peer.worker_id
-        call_all(self._watchers)
+        call_all(self._watchers, (peer.rank,))
         peer.release()
         if len(construction.constructed) == len(self.peers):
             if not construction.again and not construction.growable:
@@ -482,3 +462,10 @@ class RemoteGroup(ResizableGroup):
 
     def _closed_error(self) -> GroupClosedError:
         return GroupClosedError(f"group {self.name!r} was shut down")
+
+
+def _connection_lost(peer: Peer) -> ConnectionLostError:
+    return ConnectionLostError(
+        f"the connection to {peer.name} on {peer.node} was lost, and is there again: how far it got with what was "
+        "under way is not known. It runs, and can be called again"
+    )

@@ -13,8 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlinf_actors import version
-from rlinf_actors.config.net_emulation_config import NetEmulationConfig
+from rlinf_actors import forks, version
 from rlinf_actors.errors import (
     GroupClosedError,
     InternalError,
@@ -25,14 +24,14 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.exhaustion import raise_file_limit
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net import fault_injection
+from rlinf_actors.net import fault_injection, reading
 from rlinf_actors.net.bulk_handshake import BulkTransport
 from rlinf_actors.net.host import host_key, pid_start
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import SHUT_DOWN, IoThread
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Security
-from rlinf_actors.runtime import driver_log
+from rlinf_actors.runtime import driver_log, switch_interval
 from rlinf_actors.runtime.driver_end import DriverEnd
 from rlinf_actors.runtime.group_registry import GroupRegistry
 from rlinf_actors.runtime.head_session import HeadSession, WatchedClients
@@ -83,23 +82,19 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
 
 def _trimmed(limit: int, io: IoThread) -> Arena:
     arena = Arena(limit)
-    armed = False  # no timer runs while the process is idle
 
     def stored() -> None:  # any thread
-        nonlocal armed
-        if not armed:
-            armed = True
-            io.call(start_timer, arena.stores)
+        arena.watched = True  # no timer runs while the process is idle
+        io.call(start_timer, arena.stores)
 
     def start_timer(seen: int) -> None:
         io.loop.call_later(IDLE_S, check, seen)
 
     def check(seen: int) -> None:
-        nonlocal armed
         if arena.stores != seen:
             start_timer(arena.stores)
         else:
-            armed = False
+            arena.watched = False
             arena.trim()
 
     arena.on_store = stored
@@ -108,6 +103,7 @@ def _trimmed(limit: int, io: IoThread) -> Arena:
 
 
 if TYPE_CHECKING:
+    from rlinf_actors.config.net_emulation_config import NetEmulationConfig
     from rlinf_actors.net.emulated_path import Budgets
     from rlinf_actors.net.network_emulation import EmulatedNetwork
 
@@ -137,6 +133,7 @@ class Runtime:
         security: security settings of the sockets.
         on_lost: called on the loop thread, with the reason, when the head ends this session.
         on_given_up: called on the loop thread, with the reason, when the head has declared this process dead.
+        guarded: True in a robot worker. Its guard stops threads wherever they are, so they must not read the sockets.
     """
 
     def __init__(
@@ -151,14 +148,17 @@ class Runtime:
         security: Security | None = None,
         on_lost: Callable[[str], None] = lambda reason: None,
         on_given_up: Callable[[str], None] = lambda reason: None,
+        guarded: bool = False,
     ) -> None:
         from rlinf_actors.net.local_network import LocalNetwork  # loads zmq: not before something is started
         from rlinf_actors.net.zmq_network import ZmqNetwork
 
         settings = Settings.load()
         fault_injection.load(settings.faults)
+        reading.threads_read = reading.available() and not guarded
         if role == "driver":
             driver_log.set_up(os.environ)
+        self._switches_sooner = role == "driver" and switch_interval.shorten()
         self._output = WorkerOutput(log_dir, lambda credit: self.io.call(self._tell, credit))
         self.role = role
         self.namespace = namespace
@@ -337,9 +337,15 @@ class Runtime:
         return self._output.left
 
     @property
-    def has_failures(self) -> bool:
-        """True if a group failed, a failed call was not awaited, or output of workers may not have been printed."""
-        return bool(self.groups.failures or self.lost.count or self.output_left)
+    def failure(self) -> str:
+        """The first of these that happened: a group or worker failed, a failed call was not awaited, or output of
+        workers may not have been printed. "" if none did.
+        """
+        if self.groups.first_failure:
+            return self.groups.first_failure
+        if self.lost.count:
+            return "a call failed whose result nobody took"
+        return "output of workers may be missing here" if self.output_left else ""
 
     @property
     def protocol(self) -> int:
@@ -382,7 +388,7 @@ class Runtime:
 
     def check_usable(self) -> None:
         """Raise UsageError if this process is a fork of the process that owns the connections."""
-        self.io.check_usable()
+        forks.check(self.io.made_in)
 
     def close(self) -> None:
         """Send a Goodbye, close every socket and stop the I/O thread. Blocks; calling twice is harmless."""
@@ -395,6 +401,8 @@ class Runtime:
         if not self.io.inside():
             self.io.submit(self._close()).result()
             self.io.stop()
+        if self._switches_sooner:
+            switch_interval.restore()
         self.lost.close()  # again: for calls that the end itself failed, and errors that no loop's handler has taken
         self._output.close(self.logs_moved)
 

@@ -1,4 +1,4 @@
-"""Send a launch to the head: in one message, or in parts if it has many workers. Loop thread."""
+"""Send a launch, or ranks to add, to the head: in one message, or in parts if there are many workers. Loop thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.rpc import PartsMissingError
 from rlinf_actors.wire.client_messages import Done, Launch, Launched
+from rlinf_actors.wire.control_codec import TooLongError
 from rlinf_actors.wire.launch_messages import PART_RANKS, LaunchPart, parts_of
+from rlinf_actors.wire.resize_messages import AddRanks
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
@@ -22,16 +24,21 @@ TRIES = 5
 
 
 async def send_launch(
-    runtime: Runtime, message: Launch, timeout: float | None, on_reply: Callable[[Launched], None]
+    runtime: Runtime, message: Launch | AddRanks, timeout: float | None, on_reply: Callable[[Launched], None]
 ) -> None:
     """Send *message* to the head, and wait for its answer. Other work of the loop goes on between two parts.
 
     *timeout* is the time for each answer, in seconds. *on_reply* is called with the answer as it arrives.
     """
     if len(message.workers) <= PART_RANKS or runtime.protocol < SINCE:
-        await runtime.ask(message, Launched, timeout, on_reply)
-        return
-    launch = launch_of(message.workers[0].id)
+        try:
+            await runtime.ask(message, Launched, timeout, on_reply)
+            return
+        except TooLongError:  # of environment variables; their workers share most of them
+            if len(message.workers) < 2 or runtime.protocol < SINCE:
+                raise
+    last = message.workers[-1]
+    launch = launch_of(last.id) if isinstance(message, Launch) else last.id
     for left in reversed(range(TRIES)):
         count = 0
         try:
@@ -39,7 +46,7 @@ async def send_launch(
                 part = LaunchPart(message.namespace, message.group, launch, count, workers)
                 await runtime.ask(part, Done, timeout)
                 count += 1
-            await runtime.ask(replace(message, workers=message.workers[-1:], parts=count), Launched, timeout, on_reply)
+            await runtime.ask(replace(message, workers=[last], parts=count), Launched, timeout, on_reply)
             return
         except PartsMissingError:
             if not left:

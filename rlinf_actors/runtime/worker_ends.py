@@ -1,9 +1,35 @@
-"""The errors of calls to workers that have ended."""
+"""The errors of calls to workers that have ended or refuse them, and the log lines of deaths that no call reports."""
 
 from __future__ import annotations
 
-from rlinf_actors.errors import NodeLostError, RlinfActorsError, WorkerDiedError, WorkerStartError
-from rlinf_actors.wire.values import ExitReport, ending
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlinf_actors.errors import (
+    AuthenticationError,
+    InternalError,
+    NodeLostError,
+    ProtocolMismatchError,
+    RlinfActorsError,
+    WorkerDiedError,
+    WorkerStartError,
+)
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.endings import ending, orderly
+from rlinf_actors.wire.values import ExitReport, WorkerState
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.remote_group import RemoteGroup
+
+log = logging.getLogger(__name__)
+
+_REJECTIONS: dict[str, type[RlinfActorsError]] = {"protocol": ProtocolMismatchError, "internal": InternalError}
+
+
+def rejection(frame: frames.Rejected, worker: str, node: str) -> RlinfActorsError:
+    """Return the error of all calls to *worker* on *node*, which has rejected the link of this process by *frame*."""
+    return _REJECTIONS.get(frame.kind, AuthenticationError)(f"{worker} on {node}: {frame.text}")
 
 
 def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:
@@ -31,3 +57,22 @@ def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsE
         oom=report.oom,
         stderr_tail=report.stderr_tail,
     )
+
+
+def note_deaths(group: RemoteGroup, workers: Sequence[WorkerState]) -> int:
+    """Return how many of *workers* the head reports as dead for the first time, if this process owns *group*.
+
+    Log each death, unless a pending call gets it as an error. Call it before `RemoteGroup.update`.
+    """
+    deaths = 0
+    for worker in workers:
+        before, exit = group.states.get(worker.rank), worker.exit
+        if exit is None or orderly(group.name, exit) or group.closing or not group.owned:
+            continue
+        if before is None or before.exit is not None or not 0 <= worker.rank < len(group.peers):
+            continue
+        deaths += 1
+        peer = group.peers[worker.rank]
+        if not peer.pending:
+            log.warning("%s", death(exit, peer.name, peer.rank, peer.node))
+    return deaths

@@ -14,6 +14,7 @@ from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.runtime import log_files
 from rlinf_actors.runtime.log_files import LogFiles
 from rlinf_actors.runtime.log_printer import END_S, LogPrinter, say
+from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import LogLines
 from rlinf_actors.wire.control_codec import Body
 
@@ -51,7 +52,9 @@ class WorkerOutput:
             printer: LogPrinter
             if self._directory is not None:
                 self._files = LogFiles(self._directory, lambda lines: printer.show(lines), self._credit)
-            printer = self._printer = LogPrinter(self._credit if self._files is None else self._files.printed)
+            printer = self._printer = LogPrinter(
+                self._credit if self._files is None else self._files.printed, Settings.load().raw_output
+            )
         (self._printer.show if self._files is None else self._files.write)(lines)
         self._flushed += lines.final
         self._came.set()

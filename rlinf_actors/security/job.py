@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ _PURPOSE = b"rlinf-actors job pair\0"
 _NAME = b"rlinf-actors job name\0"
 
 
+@functools.lru_cache(maxsize=8)  # a driver makes thousands of links with the same token
 def job_pair(token: str) -> KeyPair:
     """Return the key pair that all members of a job share, derived from the job's *token*.
 
@@ -122,7 +124,7 @@ def parse(text: str) -> JoinToken:
     try:
         data = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
         content = msgspec.msgpack.decode(data, type=_Content)
-    except (binascii.Error, ValueError, msgspec.DecodeError):
+    except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
         raise ConfigError("is damaged or cut off: copy the whole line again", path=PATH) from None
     if content.role not in ROLES:
         raise ConfigError(f"is for a {content.role[:20]!r}: it comes from another version of rlinf-actors", path=PATH)

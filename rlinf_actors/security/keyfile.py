@@ -6,8 +6,11 @@
     public ...
     secret ...
     head ...
+    node ...
+    address ...
 
-`head` is the head's public key; the head's own file has none. `find` chooses the file of this process.
+`head` is the head's public key; the head's own file has none. `node` is the id of an agent's node, `address` that of
+the head when this machine joined by a token. `find` chooses the file of this process.
 
 Any user of a machine can connect to a loopback port, or bind a free one before another user's head does. So in a
 cluster without keys, both ends on loopback prove that they belong to one user, by a "local" key file that only that
@@ -19,11 +22,13 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import pwd
 import socket
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rlinf_actors.config_files import open_regular
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import check_name, check_public
@@ -31,7 +36,8 @@ from rlinf_actors.settings import HEAD_KEY, KEY_DIR, Settings
 
 ROLES = ("head", "agent", "driver", "local")
 MAX_BYTES = 4096
-_FIELDS = ("role", "name", "public", "secret", "head")
+_FIELDS = ("role", "name", "public", "secret", "head", "node", "address")
+_OPTIONAL = ("node", "address")
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class KeyFile:
         pair: the key pair that proves this identity.
         head: the head's public key; "" in the head's own file.
         path: the file that this was read from; "" if it was not read from a file.
+        node: the only node id that an agent's key may speak for; "" if the key is not limited to one.
+        address: HOST:PORT of the head, "" if unknown.
     """
 
     role: str
@@ -51,6 +59,8 @@ class KeyFile:
     pair: KeyPair
     head: str = ""
     path: str = field(default="", compare=False)
+    node: str = ""
+    address: str = ""
 
     @property
     def server(self) -> str:
@@ -81,8 +91,9 @@ def locate(settings: Settings, role: str) -> Path | None:
     if settings.credentials_dir and not settings.key_dir:
         path = path_of(Path(settings.credentials_dir), role)
         try:
-            if path.read_bytes().strip():
-                return path
+            with open_regular(path) as file:
+                if file.read(MAX_BYTES).strip():
+                    return path
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -123,6 +134,31 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", path=where) from None
     return _parse(data, where)
+
+
+def inherited(fd: int, role: str, head: str | None = None) -> KeyFile:
+    """Read the key file for *role* that is open as the inherited descriptor *fd*. The descriptor stays open, and is not
+    passed on to programs that this process executes.
+
+    So a process can have a key that its user may not read: whoever starts it opens the file.
+
+    *head* is the head's public key from the configuration, None to use the one in the file.
+
+    Raises:
+        ConfigError: the descriptor is no key file of that role, or of a kind that cannot be read twice, such as a pipe.
+    """
+    where = f"--key-fd {fd}"
+    try:
+        os.set_inheritable(fd, False)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ConfigError("is not a regular file", path=where)
+        data = os.pread(fd, MAX_BYTES + 1, 0)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=where) from None
+    found = _parse(data, where)
+    if found.role != role:
+        raise ConfigError(f"is a key file for role {found.role}, but this process needs one for {role}", path=where)
+    return found if head is None or role == "head" else replace(found, head=head)
 
 
 def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
@@ -206,8 +242,10 @@ def _check_owner(path: Path, info: os.stat_result, fix: str, user: int | None = 
 def _text(key: KeyFile) -> str:
     lines = [f"# rlinf-actors: key of {key.role} {key.name!r}. Whoever reads this file is that {key.role}."]
     values = {"role": key.role, "name": key.name, "public": key.pair.public, "secret": key.pair.secret}
+    rest = {"head": key.head, "node": key.node, "address": key.address}
+    values |= {name: value for name, value in rest.items() if value}
     lines += [f"{name} {value}" for name, value in values.items()]
-    return "\n".join(lines + ([f"head {key.head}"] if key.head else [])) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _parse(data: bytes, where: str) -> KeyFile:
@@ -222,7 +260,8 @@ def _parse(data: bytes, where: str) -> KeyFile:
             found[name] = value.strip()
         elif line and not line.startswith("#"):
             raise ConfigError("is not a key file of rlinf-actors: it has a line that no key file has", path=where)
-    missing = [name for name in _FIELDS if not found.get(name) and not (name == "head" and found.get("role") == "head")]
+    optional = (*_OPTIONAL, "head") if found.get("role") == "head" else _OPTIONAL
+    missing = [name for name in _FIELDS if not found.get(name) and name not in optional]
     if missing:
         raise ConfigError(
             f"is not a key file of rlinf-actors: these lines are missing: {', '.join(missing)}", path=where
@@ -233,7 +272,8 @@ def _parse(data: bytes, where: str) -> KeyFile:
     if found["role"] != "head":
         check_public(found["head"], where)
     pair = KeyPair.of_text(found["public"], found["secret"], where)
-    return KeyFile(found["role"], found["name"], pair, "" if found["role"] == "head" else found["head"], where)
+    head = "" if found["role"] == "head" else found["head"]
+    return KeyFile(found["role"], found["name"], pair, head, where, found.get("node", ""), found.get("address", ""))
 
 
 def find(
@@ -290,10 +330,20 @@ ROLE = "local"
 def who() -> str:
     """Return ``USER@HOST`` of this process, for messages. USER is the uid if the user has no name (containers)."""
     try:
-        user = getpass.getuser()
+        name = getpass.getuser()
     except (KeyError, OSError):  # the latter since Python 3.13
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def user() -> str:
+    """Return the name of the user as whom this process runs, the uid if the user has no name. Environment variables do
+    not change it.
+    """
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def key(settings: Settings) -> KeyFile:

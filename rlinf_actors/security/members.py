@@ -32,16 +32,18 @@ class Member(msgspec.Struct, frozen=True):
         name: the name under which a node or driver was enrolled; the namespace of a worker.
         job: the namespace of a worker, "" for the other roles.
         key: the member's public key, "" for `local`.
+        user: the user that the key of an agent was enrolled for, "" if the key is not limited to a user.
     """
 
     role: Role
     name: str = ""
     job: str = ""
     key: str = ""
+    user: str = ""
 
     def is_same(self, other: Member) -> bool:
         """Return True if *other* is the same member. The two may have proved this by different keys."""
-        return (self.role, self.name, self.job) == (other.role, other.name, other.job)
+        return (self.role, self.name, self.job, self.user) == (other.role, other.name, other.job, other.user)
 
     def __str__(self) -> str:
         if self.role == "local":
@@ -50,7 +52,7 @@ class Member(msgspec.Struct, frozen=True):
             return "the head's own key"
         if self.role == "worker":
             return f"a worker of namespace {self.job!r}"
-        return f"{self.role} {self.name!r}"
+        return f"{self.role} {self.name!r}{f' of user {self.user!r}' if self.user else ''}"
 
 
 LOCAL = Member("local", "local")
@@ -173,6 +175,8 @@ KEY_CHARS = 40
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@$\\-]{0,99}")
+USER_RULE = "the name of a user has 1 to 100 letters, digits, '.', '_', '@', '$', '\\' and '-'"
 NAME_RULE = "a name has 1 to 100 letters, digits, '.', '_', '@' and '-', the first a letter or digit"
 
 
@@ -186,6 +190,10 @@ def is_key(text: str) -> bool:
 
 def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
+
+
+def is_user(text: str) -> bool:
+    return _USER.fullmatch(text) is not None
 
 
 def check_public(public: str, path: str) -> None:

@@ -12,7 +12,9 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
+
+from rlinf_actors import shown
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +151,21 @@ def marked(text: str, level: int) -> str:
     return "\n".join(f"<{priority}>{line}" for line in text.splitlines() or [""])
 
 
-class JournalFormatter(logging.Formatter):
+class SafeFormatter(logging.Formatter):
+    """Formats log records with escapes for control characters, which texts of other processes may have.
+
+    A message is one line, so that no text can look like another entry; a traceback has its lines.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = shown.lines(record.message).replace("\n", "\n    ")
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return shown.lines(super().formatException(ei))
+
+
+class JournalFormatter(SafeFormatter):
     """Formats log records for systemd's journal: with priority marks, and without times, which the journal adds."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -170,16 +186,18 @@ class DaemonStderr:
         self._stream = stream
         self._journal = bool(journal_stream) and reads(stream.fileno(), journal_stream)
 
-    def set_up_logging(self, level: int = logging.INFO) -> None:
+    def formatter(self) -> logging.Formatter:
         if self._journal:
-            formatter: logging.Formatter = JournalFormatter("%(levelname)s: %(message)s")
-        else:
-            formatter = logging.Formatter(f"{self._program} %(asctime)s %(levelname)s: %(message)s")
+            return JournalFormatter("%(levelname)s: %(message)s")
+        return SafeFormatter(f"{self._program} %(asctime)s %(levelname)s: %(message)s")
+
+    def set_up_logging(self, level: int = logging.INFO) -> None:
         handler = logging.StreamHandler(self._stream)
-        handler.setFormatter(formatter)
+        handler.setFormatter(self.formatter())
         logging.basicConfig(level=level, handlers=[handler])
 
     def say(self, text: str, level: int = logging.ERROR) -> None:
         """Print *text*, the reason why the daemon ends, to stderr. Works before logging is set up."""
+        text = shown.lines(text)
         line = marked(text, level) if self._journal else f"{self._program}: {text}"
         print(line, file=self._stream, flush=True)

@@ -19,11 +19,14 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.version import VERSION
 
 HEAD, AGENTD, WORKERS = "rlinf-head.service", "rlinf-agentd@.service", "rlinf-workers@.service"
-UNITS = (HEAD, AGENTD, WORKERS)
+ROOT_AGENTD, ROOT_WORKERS = "rlinf-agentd.service", "rlinf-workers.service"
+"""The units of an agentd that starts the workers of each driver as another user."""
+UNITS = (HEAD, AGENTD, WORKERS, ROOT_AGENTD, ROOT_WORKERS)
 HARDENED, HARDENED_WORKERS = f"{AGENTD}.d/hardened.conf", f"{WORKERS}.d/hardened.conf"
-DROP_INS = (HARDENED, HARDENED_WORKERS)
+DROP_INS = (HARDENED, HARDENED_WORKERS, f"{ROOT_AGENTD}.d/hardened.conf", f"{ROOT_WORKERS}.d/hardened.conf")
 """The drop-in files, which `rlinf-actors units install` writes only with --hardened."""
 DIRECTORY = "/etc/systemd/system"
+KEYS = Path("/etc/rlinf-actors/keys")
 
 _SOURCES = {**{name: name for name in UNITS}, **dict.fromkeys(DROP_INS, "hardened.conf")}
 _STAMP = "# rlinf-actors"
@@ -65,7 +68,9 @@ def text(name: str, programs: Mapping[str, str] | None = None) -> str:
 
     *programs* maps the placeholders in the file to command lines; None stands for those of `commands`.
     """
-    body = resources.files("rlinf_actors.systemd").joinpath("files", _SOURCES[name]).read_text(encoding="utf-8")
+    body = (
+        resources.files("rlinf_actors.systemd").joinpath("files").joinpath(_SOURCES[name]).read_text(encoding="utf-8")
+    )
     for mark, command in (commands() if programs is None else programs).items():
         body = body.replace(mark, command)
     return f"{_STAMP} {VERSION} {_hash(body)}\n{body}"
@@ -143,3 +148,31 @@ def carry_out(steps: Sequence[Step]) -> None:
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
+
+
+def give_key_to_its_user(directory: Path, keys: Path = KEYS) -> str:
+    """Move the key that the agentds of all users had in an earlier version to the only user whose agentd is enabled.
+
+    *directory* has the unit files, *keys* the keys. If several agentds are enabled, or none, change nothing. Return a
+    line for people about what was done, or is to do; "" if there is no such key.
+
+    Raises:
+        OSError: the file cannot be moved.
+    """
+    shared, (prefix, suffix) = keys / "agent.key", AGENTD.split("@")
+    if not shared.exists():
+        return ""
+    enabled = sorted(directory.glob(f"*.wants/{prefix}@*{suffix}"))
+    users = {path.name.removeprefix(f"{prefix}@").removesuffix(suffix) for path in enabled}
+    if len(users) != 1:
+        return (
+            f"{shared} is not used any more: the agentd of each user has a key of its own, {keys}/USER/agent.key. Run "
+            "`rlinf-actors keys enroll NODE --user USER` on the head's machine, and `rlinf-actors keys join --dir "
+            f"{keys}/USER TOKEN` here"
+        )
+    own = keys / users.pop() / shared.name
+    if own.exists():
+        return f"{shared} is not used any more: {own} is"
+    own.parent.mkdir(mode=0o700, exist_ok=True)
+    shared.rename(own)
+    return f"{shared} was moved to {own}: the agentd of each user has a key of its own now"

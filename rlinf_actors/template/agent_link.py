@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from rlinf_actors import procfs
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net.link import LogThrottle
 from rlinf_actors.net.unix_sockets import PacketQueue, peer_of
@@ -38,6 +39,8 @@ class AgentLink:
         keep_s: seconds from the end of an agentd in which another agentd can adopt the template.
         take: called with each packet of agentd; returns False to stop reading.
         lost: called when agentd has ended.
+        keeper: pid of the process that started the template; 0 if unknown. Processes below it are workers, and are not
+            taken for an agentd.
 
     Attributes:
         keep_s: as given, or as a later packet of agentd (KeepFor) has set it.
@@ -53,9 +56,12 @@ class AgentLink:
         keep_s: float,
         take: Callable[[packets.ToTemplate], bool],
         lost: Callable[[], None],
+        keeper: int = 0,
     ) -> None:
         self._selector = selector
         self._agent = sock
+        self._agent_uid = peer_of(sock)[1]  # may be another user's than this process's
+        self._keeper = keeper
         self._keep = keep
         self.keep_s = keep_s
         self._take = take
@@ -131,8 +137,9 @@ class AgentLink:
         that agentd reads the files and then removes them.
         """
         if self._keep and self.orphaned:
-            self._remove(".json")
-            self._remove(".err")
+            with contextlib.suppress(PermissionError):  # they are agentd's, if it is another user
+                self._remove(".json")
+                self._remove(".err")
 
     def _remove(self, suffix: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -182,9 +189,10 @@ class AgentLink:
             self._selector.unregister(self._listener)
             return
         caller.setblocking(False)
-        _, uid = peer_of(caller)
-        if uid != os.getuid():
-            self._log_rejected(f"its process belongs to user {uid}")
+        pid, uid = peer_of(caller)
+        below = self._keeper > 1 and procfs.is_below(pid, self._keeper)
+        if uid != self._agent_uid or below:
+            self._log_rejected("its process is a worker's" if below else f"its process belongs to user {uid}")
             caller.close()
             return
         self._callers.add(caller)

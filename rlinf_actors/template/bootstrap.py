@@ -8,6 +8,7 @@ and imports nothing that may be missing.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -63,6 +64,7 @@ def bootstrap(pkg: str, fd: str, node: str, config: str) -> None:
         node: name of the node, for errors.
         config: the template's configuration as JSON.
     """
+    gc.disable()  # imports leave little garbage; the worker's process enables it again
     sys.path[:] = [pkg, *(entry for entry in sys.path if entry)]
     wrong = check(node, tuple(sys.version_info[:2]), importlib.import_module)
     if wrong:

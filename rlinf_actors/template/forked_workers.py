@@ -163,6 +163,7 @@ class ForkedWorker:
             self.asked.request if self.asked is not None else 0,
             self.granted,
             self.asked_at,
+            self.fork.spec.token,
         )
 
 

@@ -33,6 +33,7 @@ House rules:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -46,8 +47,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import msgspec
+from msgspec.structs import replace
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
@@ -57,7 +60,7 @@ from rlinf_actors.dropin import install_if_asked
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
-from rlinf_actors.net import fault_injection
+from rlinf_actors.net import budget_memory, fault_injection
 from rlinf_actors.net.daemon import ends_process
 from rlinf_actors.settings import Settings
 from rlinf_actors.template import child_setup
@@ -66,6 +69,7 @@ from rlinf_actors.template.bootstrap import fail
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
 from rlinf_actors.template.wrapped_start import WrappedStart, connect
 from rlinf_actors.wire import template_protocol as packets
+from rlinf_actors.wire.protocol import make_decoders
 from rlinf_actors.wire.values import ExitReport
 
 END_S = 5.0
@@ -122,16 +126,6 @@ def _wait_for_robots(workers: Sequence[ForkedWorker], selector: selectors.BaseSe
             wakeup.recv(4096)
 
 
-WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.local_network")
-"""Modules that every worker needs. The template ends with TemplateFailed if one of these cannot be found."""
-LATER_IMPORTS = (
-    "rlinf_actors.channel.channel",
-    "rlinf_actors.hardware.extensions",
-    "rlinf_actors.placement.component",
-    "rlinf_actors.security.keyfile",
-    "rlinf_actors.worker.channelhost",
-)
-"""Modules that a worker may import later. By then an upgrade may have replaced their files with another version."""
 OPTIONAL_IMPORTS = ("uvloop",)
 
 
@@ -149,6 +143,7 @@ class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     packet: int = -1  # descriptor of a file with one Fork packet: become that worker instead of a template
     cgroups: Roots = Roots()  # parents of the workers' cgroups
     cgroup: Cgroup = Cgroup()  # with packet: the cgroup of that worker
+    budgets: tuple[int, int, int] = (-1, 0, 0)  # inherited descriptor, device and inode of net.budget_memory; -1: none
     log_bytes: int = 0  # size at which a worker's log file is rotated, 0 for never
 
 
@@ -178,8 +173,10 @@ def main(fd: int, node: str, config_json: str) -> None:
         return
     with ends_process():
         start = Template(fd, node, config).run()
-    if start is not None:
-        child_setup.run(start)
+    if start is None:
+        atexit._run_exitfuncs()  # of preloaded modules
+        os._exit(0)  # nothing is left to end; the interpreter would take apart all that it has imported
+    child_setup.run(start)
 
 
 class Template:
@@ -192,19 +189,21 @@ class Template:
     """
 
     def __init__(self, fd: int, node: str, config: TemplateConfig) -> None:
-        self._config = config
+        self._config = config = replace(config, budgets=budget_memory.inherited(*config.budgets))
         self._node = node
         self._slot = (procfs.mark_slot(), config.slot)
         self._agent = socket.socket(fileno=fd)
-        for inherited in (fd, *([config.owner] * (config.owner >= 0))):
-            os.set_inheritable(inherited, False)
+        for inherited in (fd, config.owner):
+            if inherited >= 0:
+                os.set_inheritable(inherited, False)
         self._paths = list(sys.path)
         self._installed = fingerprint(self._paths, config.preload)  # before any of it is imported
         self._selector = selectors.DefaultSelector()
         self._over = False
         self._why = ""
         self._child: child_setup.ChildStart | None = None
-        self._link = AgentLink(self._selector, self._agent, config.keep, config.keep_s, self._obey, self._orphaned)
+        keep, keep_s, keeper = config.keep, config.keep_s, os.getppid()
+        self._link = AgentLink(self._selector, self._agent, keep, keep_s, self._obey, self._orphaned, keeper)
         self._workers = ForkedWorkers(self._selector, self._link.send, bool(config.keep))
         self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # five fds a worker
@@ -217,7 +216,6 @@ class Template:
         """
         procfs.set_name("rlinf-template")
         procfs.set_subreaper()
-        gc.disable()  # imports leave little garbage
         self._import()
         self._threads = child_setup.LibraryThreads()
         self._listen()
@@ -246,17 +244,9 @@ class Template:
     # --- start-up ---
 
     def _import(self) -> None:
-        module = self._config.entry.partition(":")[0]
-        for name in (*WORKER_IMPORTS, *LATER_IMPORTS, module):
-            try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                package = "pyzmq" if error.name == "zmq" else error.name
-                fail(
-                    self._agent.fileno(),
-                    f"interpreter {sys.executable} on node {self._node} has no {error.name}: "
-                    f"run '{sys.executable} -m pip install {package}'",
-                )
+        entry = self._import_needed(self._config.entry.partition(":")[0])
+        for name in getattr(entry, "LATER_IMPORTS", ()):
+            self._import_needed(name)
         for name in OPTIONAL_IMPORTS:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
@@ -266,6 +256,19 @@ class Template:
                 importlib.import_module(name)
             except Exception:  # noqa: BLE001 - a worker that needs the module gets, and reports, the same error
                 traceback.print_exc()
+        make_decoders()  # here, so that no worker makes its own
+
+    def _import_needed(self, name: str) -> ModuleType:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            package = "pyzmq" if error.name == "zmq" else error.name
+            fail(
+                self._agent.fileno(),
+                f"interpreter {sys.executable} on node {self._node} has no {error.name}: "
+                f"run '{sys.executable} -m pip install {package}'",
+            )
+            raise
 
     def _listen(self) -> None:
         ours, signals = self._wakeup
@@ -293,7 +296,8 @@ class Template:
 
     def _obey(self, packet: packets.ToTemplate) -> bool:
         if isinstance(packet, packets.Fork):
-            self._start(packet)
+            budgets = (os.getpid(), *self._config.budgets)
+            self._start(replace(packet, place=replace(packet.place, budgets=budgets)))
         elif isinstance(packet, packets.Watching):
             self._workers.watched(packet.id)
         elif isinstance(packet, packets.Read):
@@ -361,7 +365,8 @@ class Template:
             self._link.send(packets.Forked(spec.id, pid))
 
     def _refuse(self, fork: packets.Fork, reason: str) -> None:
-        self._workers.told(packets.SurvivingWorker(fork.spec.id, exit=ExitReport("start_failed", reason=reason)))
+        exit = ExitReport("start_failed", reason=reason)
+        self._workers.told(packets.SurvivingWorker(fork.spec.id, exit=exit, token=fork.spec.token))
 
     def _fork(self, worker: ForkedWorker) -> int:
         """Fork a worker process. Return its pid in the template, and 0 in the worker, in which `run` then returns to
@@ -397,8 +402,9 @@ class Template:
         self._link.close()
         for end in self._wakeup:
             end.close()
-        if self._config.owner >= 0:
-            os.close(self._config.owner)
+        for inherited in (self._config.owner, self._config.budgets[0]):
+            if inherited >= 0:
+                os.close(inherited)
 
     def _spawn(self, worker: ForkedWorker) -> int:
         """Start a new interpreter as the worker's process, and return its pid.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from rlinf_actors import procfs
 from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.wire import template_protocol as packets
+from rlinf_actors.wire.endings import cut
 from rlinf_actors.wire.values import ExitReport
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def exit_report(worker: ForkedWorker, oom: str, left: bool) -> ExitReport:
     if left:
         reasons.append("a process that it left behind could not be killed")
     reasons += [f"output was lost: {pump.fault}" for pump in (worker.out, worker.err) if pump.fault]
-    return ExitReport(
+    report = ExitReport(
         kind=("exited" if exited else "signalled") if worker.up else "start_failed",
         exit_code=code if exited else None,
         signal=None if exited else code,
@@ -131,3 +132,4 @@ def exit_report(worker: ForkedWorker, oom: str, left: bool) -> ExitReport:
         stderr_tail=worker.err.tail.lines(),
         reason="; ".join(reasons),
     )
+    return cut(report)

@@ -427,7 +427,7 @@ class LocalCluster:
     def _spawn(self, node: LocalNode) -> int:
         """Write the configuration of *node*, and start its agentd. Return the pipe on which it reports registration."""
         rank, run_dir = node.rank, node.run_dir
-        role = ["--connect", self.head] if rank else ["--head", "--listen", self.head]
+        role = ["--connect", self.head] if rank else ["--head", "--listen", self.head, "--state-dir", run_dir]
         hardware = f"{run_dir}/hardware.json"
         Path(hardware).write_text(json.dumps({**self._described[rank], "ip": node.ip}))
         Path(run_dir, "agentd.toml").write_text(_toml(self._options))

@@ -6,20 +6,47 @@ notice.
 
 from __future__ import annotations
 
-from typing import Annotated, Union
+from typing import Annotated, TypeVar, Union
 
+import msgspec
 from msgspec import Meta
 
 from rlinf_actors.wire import trace_values, values
-from rlinf_actors.wire.protocol import ControlMessage, Count, Number, Pid
-
-MAX_REFUSALS = 256
+from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
+from rlinf_actors.wire.launch_rules import Launcher
+from rlinf_actors.wire.protocol import ControlMessage, Count, Lease, Number, Pid, RobotLease
 
 LINE_COST = 32
 """Credit that a line of output takes in addition to its characters, so that empty lines are not free."""
 
 
-class StartWorkers(ControlMessage, frozen=True):
+ForDriverT = TypeVar("ForDriverT", bound="ForDriver")
+
+
+class ForDriver(ControlMessage, frozen=True, kw_only=True):
+    """Fields of a notice that makes an agentd run code for a driver. A head before protocol 7 does not say them.
+
+    Attributes:
+        driver: name of the driver's key to which the job belongs, "" if no driver has a key. It decides as which user
+            the code runs.
+        driver_groups: the groups of drivers to which that driver belongs.
+        nested: True if a worker of the job asks, and not its driver.
+    """
+
+    driver: Name = ""
+    driver_groups: FewOf[Name] = ()
+    nested: bool = False
+
+    @property
+    def launcher(self) -> Launcher:
+        return Launcher(self.driver, self.driver_groups, self.nested)
+
+    def asked_by(self: ForDriverT, by: Launcher) -> ForDriverT:
+        """Return this notice, for *by*."""
+        return msgspec.structs.replace(self, driver=by.driver, driver_groups=by.groups, nested=by.nested)
+
+
+class StartWorkers(ForDriver, frozen=True):
     """Notice to an agentd: start these workers. For each of them agentd sends a WorkerReady or WorkerExited.
 
     A worker that agentd already has is not started again; if `detached` is True, agentd stores `owner` and `detached`
@@ -32,10 +59,10 @@ class StartWorkers(ControlMessage, frozen=True):
         detached: True if the group outlives the client that launched it.
     """
 
-    workers: list[values.WorkerSpec]
-    owner: str = ""
-    cls: str = ""
-    detail: str = ""
+    workers: OfGroup[values.WorkerSpec]
+    owner: Name = ""
+    cls: Name = ""
+    detail: Document = ""
     detached: bool = False
 
 
@@ -46,42 +73,42 @@ class StopWorkers(ControlMessage, frozen=True):
     why the workers end; "" if their owner asked for it.
     """
 
-    ids: list[str]
+    ids: OfGroup[Name]
     grace_s: Number
-    reason: str = ""
+    reason: Text = ""
 
 
-class LookForHardware(ControlMessage, frozen=True):
+class LookForHardware(ForDriver, frozen=True):
     """Notice to an agentd: enumerate hardware as `question` says, and send HardwareFound with the same id."""
 
-    id: str
+    id: Name
     question: values.HardwareQuestion
 
 
 class HardwareFound(ControlMessage, frozen=True):
     """Notice of an agentd: the answer to the LookForHardware with this id. The head ignores an unknown id."""
 
-    id: str
+    id: Name
     answer: values.HardwareAnswer
 
 
 class StopLooking(ControlMessage, frozen=True):
     """Notice to an agentd: cancel the LookForHardware with this id. The agentd ignores an unknown id."""
 
-    id: str
+    id: Name
 
 
 class SendTrace(ControlMessage, frozen=True):
     """Notice to an agentd: send TraceSent with the same id, as `question` says."""
 
-    id: str
+    id: Name
     question: trace_values.TraceQuestion
 
 
 class TraceSent(ControlMessage, frozen=True):
     """Notice of an agentd: the answer to the SendTrace with this id. The head ignores an unknown id."""
 
-    id: str
+    id: Name
     answer: trace_values.TraceSlice
 
 
@@ -91,7 +118,7 @@ class Watch(ControlMessage, frozen=True):
     `incarnation` identifies the client. `pid_start` is the start time of the process in clock ticks since boot.
     """
 
-    incarnation: str
+    incarnation: Name
     pid: Pid
     pid_start: int
 
@@ -102,13 +129,13 @@ class Unwatch(ControlMessage, frozen=True):
     The agentd ignores an unknown client.
     """
 
-    incarnation: str
+    incarnation: Name
 
 
 class ProcessGone(ControlMessage, frozen=True):
     """Notice of an agentd: the watched process of this client has ended."""
 
-    incarnation: str
+    incarnation: Name
 
 
 class WorkerReady(ControlMessage, frozen=True):
@@ -118,7 +145,7 @@ class WorkerReady(ControlMessage, frozen=True):
     0 for other ranks.
     """
 
-    id: str
+    id: Name
     pid: Pid
     endpoint: values.Endpoint
     port: int = 0
@@ -126,10 +153,14 @@ class WorkerReady(ControlMessage, frozen=True):
 
 
 class WorkerExited(ControlMessage, frozen=True):
-    """Notice of an agentd: this worker has ended or could not be started, as `exit` says."""
+    """Notice of an agentd: this worker has ended or could not be started, as `exit` says.
 
-    id: str
+    `refused` is True if the rules of the node did not admit who launched it.
+    """
+
+    id: Name
     exit: values.ExitReport
+    refused: bool = False
 
 
 class WorkersHealth(ControlMessage, frozen=True):
@@ -138,7 +169,7 @@ class WorkersHealth(ControlMessage, frozen=True):
     A worker's health changes when its I/O thread stops or resumes answering, or when a long call begins or ends.
     """
 
-    workers: list[values.WorkerHealth]
+    workers: OfNode[values.WorkerHealth]
 
 
 class Refusal(values.Value, frozen=True):
@@ -147,9 +178,9 @@ class Refusal(values.Value, frozen=True):
     `text` names the peer and the reason. `worker` is the id of the worker that has the socket, "" if a template has it.
     """
 
-    text: str
+    text: Text
     times: Count = 1
-    worker: str = ""
+    worker: Name = ""
 
 
 class RefusalReport(ControlMessage, frozen=True):
@@ -158,7 +189,7 @@ class RefusalReport(ControlMessage, frozen=True):
     The head ignores it. No process of this version sends it. This class can be removed once OLDEST is above 7.
     """
 
-    refusals: Annotated[list[Refusal], Meta(max_length=MAX_REFUSALS)]
+    refusals: Some[Refusal]
 
 
 UPDATE = "\r"
@@ -182,13 +213,13 @@ class LogLines(ControlMessage, frozen=True):
         where: path on the node of the file or directory with those lines.
     """
 
-    owner: str
-    node: str
-    entries: list[tuple[str, str, str]]
+    owner: Name
+    node: Name
+    entries: Lines[tuple[Name, Name, Line]]
     skipped: int = 0
     final: bool = False
     left: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    where: Annotated[str, Meta(max_length=MAX_PATH)] = ""
+    where: Path = ""
 
     @property
     def cost(self) -> int:
@@ -209,7 +240,7 @@ class FlushLogs(ControlMessage, frozen=True):
     `owner` is the job's namespace.
     """
 
-    owner: str
+    owner: Name
     wait_s: Annotated[float, Meta(ge=0.0, le=MAX_LOG_WAIT_S)]
 
 
@@ -225,8 +256,8 @@ class LogCredit(ControlMessage, frozen=True):
     The driver sends it to the head, and the head to agentd. `owner` and `node` are those of the LogLines.
     """
 
-    owner: str
-    node: str
+    owner: Name
+    node: Name
     chars: int
 
 
@@ -247,18 +278,23 @@ class AgentHello(ControlMessage, frozen=True):
         watched: incarnations of the clients whose processes the agentd watches. Those processes live, however long the
             clients are silent.
         newest: the newest protocol that the agentd speaks; 0 if it is `protocol`.
+        user: the user that the agentd says it runs as; "" from an agentd of protocol 6.
+        secret: a secret that only agentds in this run directory know, by which a restarted agentd proves to the head
+            that it may take the place of the one before; "" for none.
     """
 
     protocol: int
-    version: str
-    incarnation: str
+    version: Name
+    incarnation: Name
     node: values.NodeReport
     is_head: bool = False
-    workers: list[values.RunningWorker] = []
+    workers: OfNode[values.RunningWorker] = []
     keeps: bool = False
-    ended: dict[str, str] = {}
-    watched: list[str] = []
+    ended: Reasons = {}
+    watched: OfNode[Name] = []
     newest: int = 0
+    user: Name = ""
+    secret: Name = ""
 
 
 class ClientHello(ControlMessage, frozen=True):
@@ -280,17 +316,17 @@ class ClientHello(ControlMessage, frozen=True):
     """
 
     protocol: int
-    version: str
-    incarnation: str
-    role: str
-    namespace: str
-    host: str
+    version: Name
+    incarnation: Name
+    role: Name
+    namespace: Name
+    host: Name
     pid: Pid
     pid_start: int
-    worker_id: str = ""
-    token: str = ""
+    worker_id: Name = ""
+    token: Name = ""
     newest: int = 0
-    parent: str = ""
+    parent: Name = ""
 
 
 class Welcome(ControlMessage, frozen=True):
@@ -309,12 +345,12 @@ class Welcome(ControlMessage, frozen=True):
         protocol: the protocol of this session.
     """
 
-    epoch: str
-    version: str
-    beat_s: Number
-    lease_s: Number
-    token: str = ""
-    robot_lease_s: Number = 2.0
+    epoch: Name
+    version: Name
+    beat_s: Lease
+    lease_s: Lease
+    token: Name = ""
+    robot_lease_s: RobotLease = 2.0
     head_grace_s: Number = 120.0
     protocol: int = 5  # a head of protocol 5 does not say
 
@@ -331,7 +367,7 @@ class Goodbye(ControlMessage, frozen=True):
         restarting: True if the head was stopped and will return, so that workers and groups continue.
     """
 
-    reason: str = ""
+    reason: Text = ""
     lost: bool = False
     restarting: bool = False
 
@@ -351,7 +387,7 @@ class Beat(ControlMessage, frozen=True):
             first answer), so that the head knows that its messages reach the client.
     """
 
-    incarnation: str = ""
+    incarnation: Name = ""
     at: Number = 0.0
     word: Number = 0.0
 

@@ -1,9 +1,10 @@
-"""Headers of the messages between a channel's host and its users. `wire.frames` has those of all other messages."""
+"""Headers of the messages between a channel's host and its users; part of `wire.frames`."""
 
 from __future__ import annotations
 
 from typing import Union
 
+from rlinf_actors.wire.bounds import Ids, Name, QueueKey, Report
 from rlinf_actors.wire.frame import Frame
 from rlinf_actors.wire.protocol import Number
 
@@ -17,7 +18,7 @@ class ChannelPut(Frame, frozen=True, tag=40):
     """
 
     id: int
-    key: bytes
+    key: QueueKey
     weight: Union[int, Number]
     nowait: bool
     many: bool = False
@@ -40,9 +41,9 @@ class ChannelGet(Frame, frozen=True, tag=41):
     """
 
     id: int
-    key: bytes
+    key: QueueKey
     nowait: bool
-    taker: str = ""
+    taker: Name = ""
     many: bool = False
 
 
@@ -53,7 +54,7 @@ class ChannelBatch(Frame, frozen=True, tag=42):
     """
 
     id: int
-    key: bytes
+    key: QueueKey
     target: Union[int, Number]
 
 
@@ -63,7 +64,7 @@ class ChannelAck(Frame, frozen=True, tag=43):
     The host then forgets these items.
     """
 
-    ids: list[int]
+    ids: Ids[int]
 
 
 class ChannelCancel(Frame, frozen=True, tag=44):
@@ -80,7 +81,7 @@ class ChannelLook(Frame, frozen=True, tag=45):
     """Ask for the size of a key's queue. Answered by Ok with [number of items, True if the queue is full]."""
 
     id: int
-    key: bytes
+    key: QueueKey
 
 
 class ChannelShow(Frame, frozen=True, tag=46):
@@ -92,8 +93,8 @@ class ChannelShow(Frame, frozen=True, tag=46):
     """
 
     id: int
-    what: str = ""
-    key: bytes = b""
+    what: Name = ""
+    key: QueueKey = b""
 
 
 class ChannelClose(Frame, frozen=True, tag=47):
@@ -109,7 +110,7 @@ class ChannelWhere(Frame, frozen=True, tag=48):
     """
 
     id: int
-    key: bytes
+    key: QueueKey
     rank: int
 
 
@@ -122,7 +123,7 @@ class ChannelRelease(Frame, frozen=True, tag=49):
 
     id: int
     take: int
-    error: Union[str, None] = None
+    error: Union[Report, None] = None
 
 
 class ChannelPuts(Frame, frozen=True, tag=50):
@@ -131,22 +132,22 @@ class ChannelPuts(Frame, frozen=True, tag=50):
     Part n is the item of put `ids[n]`, whose weight is `weights[n]`, or 0 if `weights` is empty.
     """
 
-    ids: list[int]
-    key: bytes
-    weights: list[Union[int, Number]] = []
+    ids: Ids[int]
+    key: QueueKey
+    weights: Ids[Union[int, Number]] = []
 
 
 class ChannelGets(Frame, frozen=True, tag=51):
     """Several ChannelGets of one key. Sent only to hosts that have sent ChannelItems or ChannelAccepted."""
 
-    ids: list[int]
-    key: bytes
+    ids: Ids[int]
+    key: QueueKey
 
 
 class ChannelAccepted(Frame, frozen=True, tag=52):
     """Reply to the puts `ids`: the channel has their items. Sent to processes that set `many`."""
 
-    ids: list[int]
+    ids: Ids[int]
 
 
 class ChannelItems(Frame, frozen=True, tag=53):
@@ -155,7 +156,7 @@ class ChannelItems(Frame, frozen=True, tag=53):
     No consumer has received these items before, and each has one part. All other items are sent by Ok.
     """
 
-    ids: list[int]
+    ids: Ids[int]
 
 
 ChannelFrame = Union[

@@ -9,11 +9,12 @@ the connection reports the end of the other process. The worker checks the peer'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar, Union
+from typing import TypeVar, Union
 
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.wire.bounds import Path, Text
 from rlinf_actors.wire.protocol import MALFORMED, ChildPath, ControlMessage, Size, WorkerId, checked
 from rlinf_actors.wire.template_protocol import NodeRegistered, WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
@@ -29,7 +30,7 @@ class Enter(ControlMessage, frozen=True):
     `siblings` the number of children among which the child has its rank.
     """
 
-    parent: Annotated[str, msgspec.Meta(max_length=1000)]
+    parent: Path
     path: ChildPath
     siblings: Size
 
@@ -53,7 +54,7 @@ class Granted(ControlMessage, frozen=True):
 class Denied(ControlMessage, frozen=True):
     """Rejection of a child. `text` is the reason."""
 
-    text: str
+    text: Text
 
 
 class Listening(ControlMessage, frozen=True):
@@ -71,10 +72,8 @@ Answer = Union[Granted, Denied, Registered, NodeRegistered]
 
 M = TypeVar("M", Enter, Listening)
 
-_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-
 encode: Callable[[Enter | Listening | Answer], bytes] = msgspec.msgpack.Encoder().encode
-decode_answer = checked(_answer, "an answer to a child")
+decode_answer: Callable[[bytes | memoryview], Answer] = checked(Answer, "an answer to a child")
 
 
 def socket_path(run_dir: str, worker_id: str) -> str:

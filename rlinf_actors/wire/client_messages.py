@@ -1,10 +1,22 @@
-"""Control messages between clients and the head: nodes, launches, groups, command-line queries, keys. No secrets."""
+"""Control messages between clients and the head: nodes, launches, groups, command-line queries. No secrets."""
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import Union
 
 from rlinf_actors.wire import trace_values, values
+from rlinf_actors.wire.bounds import (
+    Document,
+    Name,
+    OfCluster,
+    OfGroup,
+    OfLaunch,
+    OfNode,
+    Some,
+    Text,
+    Watched,
+)
+from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart
 from rlinf_actors.wire.protocol import ControlMessage, Number
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
@@ -24,8 +36,8 @@ class GetNodes(ControlMessage, frozen=True):
 class Nodes(ControlMessage, frozen=True):
     """Reply to GetNodes: the nodes by rank, and warnings for the user."""
 
-    nodes: list[values.NodeState]
-    warnings: list[str] = []
+    nodes: OfCluster[values.NodeState]
+    warnings: Some[Text] = []
 
 
 class EnumerateHardware(ControlMessage, frozen=True):
@@ -35,7 +47,7 @@ class EnumerateHardware(ControlMessage, frozen=True):
     in time.
     """
 
-    node_id: str
+    node_id: Name
     question: values.HardwareQuestion
 
 
@@ -49,7 +61,7 @@ class ReadTrace(ControlMessage, frozen=True):
     Answered by TraceRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
     """
 
-    node_id: str
+    node_id: Name
     question: trace_values.TraceQuestion
 
 
@@ -80,11 +92,11 @@ class Launch(ControlMessage, frozen=True):
     A head of an older protocol ignores the last three, so clients do not send them to it.
     """
 
-    namespace: str
-    group: str
-    cls: str
-    workers: list[values.WorkerSpec]
-    detail: str = ""
+    namespace: Name
+    group: Name
+    cls: Name
+    workers: OfLaunch[values.WorkerSpec]
+    detail: Document = ""
     detached: bool = False
     wait_s: Number = 0.0
     outlives: bool = False
@@ -113,10 +125,10 @@ class FindGroup(ControlMessage, frozen=True):
     A head of an older protocol ignores `launch` and `wait_s`.
     """
 
-    namespace: str
-    group: str
+    namespace: Name
+    group: Name
     ended: bool = False
-    launch: str = ""
+    launch: Name = ""
     wait_s: Number = 0.0
 
 
@@ -128,9 +140,9 @@ class Detach(ControlMessage, frozen=True):
     workers. Answered by Done, also when sent twice.
     """
 
-    namespace: str
-    group: str
-    workers: list[str]
+    namespace: Name
+    group: Name
+    workers: OfGroup[Name]
 
 
 class Handles(ControlMessage, frozen=True):
@@ -145,8 +157,8 @@ class Handles(ControlMessage, frozen=True):
         launching: ids of the workers of launches whose reply the client waits for.
     """
 
-    groups: list[values.GroupHandle]
-    launching: list[str] = []
+    groups: OfCluster[values.GroupHandle]
+    launching: OfGroup[Name] = []
 
 
 class StopGroup(ControlMessage, frozen=True):
@@ -156,10 +168,10 @@ class StopGroup(ControlMessage, frozen=True):
     With an empty list any group of the name is stopped.
     """
 
-    namespace: str
-    group: str
+    namespace: Name
+    group: Name
     grace_s: Number
-    workers: list[str] = []
+    workers: OfGroup[Name] = []
 
 
 class WorkerChanged(ControlMessage, frozen=True):
@@ -169,11 +181,11 @@ class WorkerChanged(ControlMessage, frozen=True):
     description after a change of that number, else "".
     """
 
-    namespace: str
-    group: str
-    workers: list[values.WorkerState]
+    namespace: Name
+    group: Name
+    workers: OfGroup[values.WorkerState]
     world_size: int = 0
-    detail: str = ""
+    detail: Document = ""
 
 
 class WatchClients(ControlMessage, frozen=True):
@@ -183,19 +195,19 @@ class WatchClients(ControlMessage, frozen=True):
     sends no hello in time (head.commands.Timing.patience_s). The sender repeats the whole list to a restarted head.
     """
 
-    incarnations: list[str]
+    incarnations: Watched[Name]
 
 
 class ClientGone(ControlMessage, frozen=True):
     """Notice to the clients that watch a client: it has ended, and the head will not accept it again."""
 
-    incarnation: str
+    incarnation: Name
 
 
 class Warn(ControlMessage, frozen=True):
-    """Notice to a client: a warning that the client logs once."""
+    """Notice to a client, or since protocol 7 to an agentd: a warning that the receiver logs once."""
 
-    text: str
+    text: Text
 
 
 class StopCluster(ControlMessage, frozen=True):
@@ -211,8 +223,8 @@ class StopCluster(ControlMessage, frozen=True):
     """
 
     stay: bool = False
-    by: str = ""
-    reason: str = ""
+    by: Name = ""
+    reason: Text = ""
 
 
 class Done(ControlMessage, frozen=True):
@@ -222,7 +234,7 @@ class Done(ControlMessage, frozen=True):
 class GetStatus(ControlMessage, frozen=True):
     """Return the state of the cluster. Answered by Status. `namespace` is the job to report, None for all jobs."""
 
-    namespace: Union[str, None] = None
+    namespace: Union[Name, None] = None
 
 
 class Status(ControlMessage, frozen=True):
@@ -242,20 +254,23 @@ class Status(ControlMessage, frozen=True):
         at: the head's clock, in seconds since the epoch.
         protocol: the newest protocol that the head speaks.
         oldest: the oldest protocol that the head speaks.
+        key_ends_at: time at which the key of the sender of GetStatus ends, in seconds since the epoch by the head's
+            clock; None for never.
     """
 
-    epoch: str
-    version: str
+    epoch: Name
+    version: Name
     uptime_s: Number
-    nodes: list[values.NodeState]
-    groups: list[values.GroupState]
-    clients: list[str]
-    leases: list[values.LeaseState] = []
-    stopped: list[str] = []
-    trouble: list[str] = []
+    nodes: OfCluster[values.NodeState]
+    groups: OfCluster[values.GroupState]
+    clients: OfCluster[Text]
+    leases: OfCluster[values.LeaseState] = []
+    stopped: OfCluster[Text] = []
+    trouble: Some[Text] = []
     at: Number = 0.0
     protocol: int = 5  # a head of protocol 5 does not say
     oldest: int = 5
+    key_ends_at: Union[Number, None] = None
 
 
 class GetEvents(ControlMessage, frozen=True):
@@ -272,8 +287,8 @@ class GetEvents(ControlMessage, frozen=True):
     """
 
     since: int = 0
-    log: str = ""
-    namespace: Union[str, None] = None
+    log: Name = ""
+    namespace: Union[Name, None] = None
     limit: int = 1000
     wait_s: Number = 0.0
 
@@ -289,9 +304,9 @@ class Events(ControlMessage, frozen=True):
         more: True if further entries are ready.
     """
 
-    log: str
+    log: Name
     at: Number
-    events: list[values.ClusterEvent]
+    events: OfNode[values.ClusterEvent]
     next: int
     missing: int = 0
     more: bool = False
@@ -310,9 +325,9 @@ class EStop(ControlMessage, frozen=True):
         release: True to lift the stop of that job or of the whole cluster.
     """
 
-    by: str
-    reason: str = ""
-    namespace: Union[str, None] = None
+    by: Name
+    reason: Text = ""
+    namespace: Union[Name, None] = None
     release: bool = False
 
 
@@ -326,10 +341,10 @@ class EStopped(ControlMessage, frozen=True):
         lifted: the text of the stop that `release` lifted, "" if none was in force. None from a head before protocol 6.
     """
 
-    hits: list[values.RobotStop] = []
-    stopped: list[str] = []
-    warning: str = ""
-    lifted: Union[str, None] = None
+    hits: OfGroup[values.RobotStop] = []
+    stopped: OfCluster[Text] = []
+    warning: Text = ""
+    lifted: Union[Text, None] = None
 
 
 class EndGroup(ControlMessage, frozen=True):
@@ -339,11 +354,11 @@ class EndGroup(ControlMessage, frozen=True):
     groups of its own jobs only. `by` is the sender's name, for people.
     """
 
-    namespace: str
-    group: str
+    namespace: Name
+    group: Name
     grace_s: Number
-    by: str
-    reason: str = ""
+    by: Name
+    reason: Text = ""
 
 
 class DrainNode(ControlMessage, frozen=True):
@@ -353,9 +368,9 @@ class DrainNode(ControlMessage, frozen=True):
     `by` is the sender's name, for people.
     """
 
-    node_id: str
-    by: str
-    reason: str = ""
+    node_id: Name
+    by: Name
+    reason: Text = ""
     undo: bool = False
 
 
@@ -366,121 +381,7 @@ class Drained(ControlMessage, frozen=True):
     """
 
     node: Union[values.NodeState, None] = None
-    warning: str = ""
-
-
-KeyRole = Literal["agent", "driver"]
-"""Roles that a listed key can have."""
-
-
-class KeyState(values.Value, frozen=True):
-    """One key or join token that the head has listed. Times are in seconds since the epoch, by the head's clock.
-
-    Attributes:
-        public: the public key, 40 characters of Z85.
-        role: role of the key's holder; for a join token, the role that the holder of the token will get.
-        name: name of that node or driver.
-        added_at: time at which the key was listed.
-        added_by: name of the person or program that listed it.
-        token: True for a join token, which only permits its holder to list another key.
-        expires_at: time at which the key expires, None for never.
-        ended_at: time at which the key became invalid, None for a valid key.
-        why: reason why the key became invalid.
-    """
-
-    public: str
-    role: KeyRole
-    name: str
-    added_at: Number
-    added_by: str
-    token: bool = False
-    expires_at: Union[Number, None] = None
-    ended_at: Union[Number, None] = None
-    why: str = ""
-
-
-class Enroll(ControlMessage, frozen=True):
-    """Add the sender's key `public` to the head's list. Answered by Enrolled; the join token is then used up.
-
-    This is the only request that the holder of a join token may send.
-    """
-
-    public: str
-
-
-class RotateKey(ControlMessage, frozen=True):
-    """Replace the key of the sending agentd or driver by `public`. Answered by Enrolled.
-
-    The old key, with which this request is sent, stays valid for `keep_s` seconds for processes that still use it.
-    """
-
-    public: str
-    keep_s: Number = 0.0
-
-
-class Enrolled(ControlMessage, frozen=True):
-    """Reply to Enroll and RotateKey: the key is listed under this role and name.
-
-    `warning` is text if the list could not be saved, so that a restarted head would not know the key.
-    """
-
-    role: KeyRole
-    name: str
-    warning: str = ""
-
-
-class AddKey(ControlMessage, frozen=True):
-    """Add a key or join token to the head's list. Answered by Keys with it. `rlinf-actors keys enroll` sends it.
-
-    Refused if the name has a valid key. A valid join token of the name becomes invalid.
-
-    Attributes:
-        public: the public key, 40 characters of Z85.
-        role: role of the key's holder.
-        name: name of that node or driver.
-        by: the sender's name, for people.
-        token_s: None if `public` is the final key. For a join token: seconds for which it is valid, at most 900. Its
-            holder sends the final key by Enroll.
-    """
-
-    public: str
-    role: KeyRole
-    name: str
-    by: str
-    token_s: Union[Number, None] = None
-
-
-class RevokeKey(ControlMessage, frozen=True):
-    """Revoke all keys and join tokens of a name and end their sessions. Answered by Keys with the revoked keys.
-
-    `role` limits this to keys of one role; None revokes keys of every role. `by` is the sender's name, for people.
-    """
-
-    name: str
-    by: str
-    role: Union[KeyRole, None] = None
-
-
-class GetKeys(ControlMessage, frozen=True):
-    """Return all keys and join tokens, ended ones included. Answered by Keys."""
-
-
-class Keys(ControlMessage, frozen=True):
-    """Reply to GetKeys, AddKey and RevokeKey.
-
-    Attributes:
-        keys: all keys after GetKeys, the new key after AddKey, the revoked keys after RevokeKey.
-        head: the head's public key, "" for a head without keys.
-        listens: TCP endpoints on which the head listens.
-        at: the head's clock, in seconds since the epoch.
-        warning: text if the change is in effect but could not be saved, so that a restarted head would not know it.
-    """
-
-    keys: list[KeyState]
-    head: str
-    listens: list[str]
-    at: Number
-    warning: str = ""
+    warning: Text = ""
 
 
 ClientMessage = Union[
@@ -489,4 +390,4 @@ ClientMessage = Union[
     EStop, EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
     AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
-"""Every control message of this file."""
+"""Every control message between clients and the head."""

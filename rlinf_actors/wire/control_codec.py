@@ -10,14 +10,16 @@ RemoteWireError, and a decoded message is well formed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Union
 
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError, UsageError
 from rlinf_actors.wire.agent_messages import AgentMessage
+from rlinf_actors.wire.bounds import Name, OfCluster, Text, too_long
 from rlinf_actors.wire.client_messages import ClientMessage
-from rlinf_actors.wire.protocol import MAX_CONTROL_BYTES, ControlMessage, checked
+from rlinf_actors.wire.protocol import MALFORMED, MAX_CONTROL_BYTES, ControlMessage, checked
 
 Body = Union[AgentMessage, ClientMessage]
 """Every control message."""
@@ -46,10 +48,10 @@ class Failed(ControlMessage, frozen=True, tag="err"):
     """
 
     id: int
-    kind: str
-    text: str
-    missing_ranks: list[int] = []
-    path: str = ""
+    kind: Name
+    text: Text
+    missing_ranks: OfCluster[int] = []
+    path: Text = ""
 
 
 class Notice(ControlMessage, frozen=True, tag="not"):
@@ -72,9 +74,36 @@ class TooLongError(UsageError):
     """A control message was not sent because it is longer than its receiver accepts."""
 
 
+class BoundError(RemoteWireError):
+    """A control message has a value that is longer than its bound in wire.bounds, or has too many bytes.
+
+    Attributes:
+        message: name of the message.
+        request: number of the request, None for another message.
+    """
+
+    def __init__(self, text: str, message: str, request: int | None) -> None:
+        super().__init__(text)
+        self.message = message
+        self.request = request
+
+
+class _Tag(msgspec.Struct):
+    type: Name = ""
+
+
+class _Outline(msgspec.Struct):
+    """What is read of a message that was not decoded."""
+
+    type: Name = ""
+    id: Union[int, None] = None
+    body: msgspec.Raw = msgspec.Raw()
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
-_decode = checked(_decoder, "a control message")
+_outline = msgspec.msgpack.Decoder(_Outline).decode
+_tag = msgspec.msgpack.Decoder(_Tag).decode
+_decode: Callable[[bytes | memoryview], Envelope] = checked(Envelope, "a control message")
 
 
 def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
@@ -92,7 +121,59 @@ def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Envelope:
-    """Return the envelope in *data*. Raises RemoteWireError if *data* is too long or is not a valid message."""
+    """Return the envelope in *data*.
+
+    Raises:
+        BoundError: a value or the whole message is too long. The sender can be told so.
+        RemoteWireError: *data* is not a valid message.
+    """
     if len(data) > MAX_CONTROL_BYTES:
         raise RemoteWireError(f"a control message of {len(data)} bytes; the limit is {MAX_CONTROL_BYTES}")
-    return _decode(data)
+    try:
+        return _decode(data)
+    except RemoteWireError as error:
+        _raise_if_bound(data, str(error))
+        raise
+
+
+def _raise_if_bound(data: bytes | memoryview, error: str) -> None:
+    """Raise BoundError if the decoder's *error* about *data* says that a value is too long."""
+    if " of length <= " not in error:
+        return
+    try:
+        outline = _outline(data)
+        message = _tag(outline.body).type if outline.body else outline.type
+    except MALFORMED:
+        return
+    text = too_long(message or "message", error)
+    if text is not None:
+        raise BoundError(text, message, outline.id if outline.type == "req" else None) from None
+
+
+def verb_of(data: bytes) -> bytes:
+    """Return the tag of the message in an envelope that `encode` has made; b"" if there is none. Nothing is decoded."""
+    at = data.find(_BODY, 0, _BEFORE_BODY)
+    if at < 0 or len(data) <= at + 12 or data[at + 6 : at + 11] != _TYPE:
+        return b""
+    return data[at + 12 : at + 12 + (data[at + 11] & 0x1F)]
+
+
+_BODY, _TYPE = b"\xa4body", b"\xa4type"
+_BEFORE_BODY = 40
+"""Bytes of an envelope in which `body` begins: its tag and number have at most 32."""
+
+
+def number_of(data: bytes | memoryview) -> int | None:
+    """Return the number of the request in *data*, None if *data* is not a request. Its body is not read.
+
+    *data* is an envelope that `encode` has made, which has the body last.
+    """
+    head = bytes(data[: _BEFORE_BODY + len(_BODY)])
+    at = head.find(_BODY)
+    if at < 1:
+        return None
+    try:
+        outline = _outline(bytes([head[0] - 1]) + head[1:at])  # a map with one entry less
+    except (*MALFORMED, ValueError):
+        return None
+    return outline.id if outline.type == "req" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import traceback
 from functools import lru_cache
 from pathlib import Path
@@ -18,11 +19,12 @@ from rlinf_actors.wire.payload import AuthenticatedParts
 
 _HERE = str(Path(__file__).parent.parent)  # not resolved: in workers it is a link, and tracebacks name that
 _MAX_TEXT = 256 << 10
+_MAX_NAME = 1 << 16  # as bounds.Text
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE of CPython: set for every class that Python code defines."""
 
 _NOT_MIXED: tuple[type, ...] = (StopIteration, StopAsyncIteration, WorkerError)
-with contextlib.suppress(NameError):
+if sys.version_info >= (3, 11):
     _NOT_MIXED = (*_NOT_MIXED, BaseExceptionGroup)  # noqa: F821 - new in 3.11
 
 
@@ -38,13 +40,13 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
         text = f"<its __str__ raised {type(broken).__name__}>"
     limit = exhaustion.cause(error)
     text = f"{text[:_MAX_TEXT]}: {limit}" if limit else text[:_MAX_TEXT]
-    raised = Raised(call_id, kind, _sendable(kind_name), _sendable(text), _sendable(_format(error)))
+    raised = Raised(call_id, kind, _sendable(kind_name, _MAX_NAME), _sendable(text), _sendable(_format(error)))
     return raised, encode_exception(error)
 
 
-def _sendable(text: str) -> str:
-    # without lone surrogates (file names have them), which UTF-8 cannot carry
-    return text[-_MAX_TEXT:].encode("utf-8", "backslashreplace").decode()
+def _sendable(text: str, most: int = _MAX_TEXT) -> str:
+    # without lone surrogates (file names have them), which UTF-8 cannot carry; each of their escapes has 6 characters
+    return text[-most:].encode("utf-8", "backslashreplace").decode()[-most:]
 
 
 def encode_exception(error: BaseException) -> list[Buffer]:

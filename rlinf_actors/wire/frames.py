@@ -8,11 +8,12 @@ Both ends of a link must have the same byte order, which Join names: a tensor's 
 
 from __future__ import annotations
 
-from typing import Annotated, Union
+from collections.abc import Callable
+from typing import Union
 
 import msgspec
-from msgspec import Meta
 
+from rlinf_actors.wire.bounds import Few, Handle, Ids, Name, OfNode, Report, Some, Text, Variables
 from rlinf_actors.wire.channel_frames import (
     ChannelAccepted,
     ChannelAck,
@@ -31,17 +32,36 @@ from rlinf_actors.wire.channel_frames import (
     ChannelWhere,
 )
 from rlinf_actors.wire.frame import Frame
-from rlinf_actors.wire.protocol import ChildPath, Number, Pid, WorkerId, checked
+from rlinf_actors.wire.message_frames import (
+    Ask,
+    BroadcastFailed,
+    Facts,
+    Held,
+    LaneEnded,
+    LaneKey,
+    Released,
+    Returned,
+    TensorHeader,
+    TensorTransfer,
+    UserMessage,
+    Written,
+)
+from rlinf_actors.wire.protocol import MALFORMED, ChildPath, Number, Pid, WorkerId, checked
+from rlinf_actors.wire.relay_frames import Relayed, RelayedLink
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
 __all__ = [  # of other modules; callers name all frames `frames.X`
-    "ChannelAccepted", "ChannelAck", "ChannelBatch", "ChannelCancel", "ChannelClose", "ChannelFrame",
-    "ChannelGet", "ChannelGets", "ChannelItems", "ChannelLook", "ChannelPut", "ChannelPuts", "ChannelRelease",
-    "ChannelShow", "ChannelWhere", "Frame",
+    "Ask", "BroadcastFailed", "ChannelAccepted", "ChannelAck", "ChannelBatch", "ChannelCancel", "ChannelClose",
+    "ChannelFrame", "ChannelGet", "ChannelGets", "ChannelItems", "ChannelLook", "ChannelPut", "ChannelPuts",
+    "ChannelRelease", "ChannelShow", "ChannelWhere", "Facts", "Frame", "Held", "LaneEnded", "LaneKey", "Relayed",
+    "RelayedLink", "Released", "Returned",
+    "TensorHeader", "TensorTransfer", "UserMessage", "Written",
 ]  # fmt: skip
 
-MAX_SIBLINGS = 1024
+MAX_SIBLINGS = 1024  # as in bounds.Some
 """Most workers to which a worker passes the arguments of a call on."""
+MAX_TOGETHER = 1024
+"""Most calls, or results, in one frame."""
 
 
 class Join(Frame, frozen=True, tag=0):
@@ -63,16 +83,16 @@ class Join(Frame, frozen=True, tag=0):
     """
 
     protocol: int
-    version: str
-    python: str
-    name: str
-    token: str
-    worker_id: str
-    succeeds: list[bytes] = []
-    worker: str = ""
+    version: Name
+    python: Name
+    name: Name
+    token: Name
+    worker_id: Name
+    succeeds: OfNode[Handle] = []
+    worker: Name = ""
     newest: int = 0
-    byte_order: str = "little"
-    place: str = ""
+    byte_order: Name = "little"
+    place: Name = ""
     bulk: bool = False
 
 
@@ -83,8 +103,8 @@ class Rejected(Frame, frozen=True, tag=1):
     the reason, for people.
     """
 
-    kind: str
-    text: str
+    kind: Name
+    text: Text
 
 
 class Create(Frame, frozen=True, tag=2):
@@ -100,10 +120,10 @@ class Create(Frame, frozen=True, tag=2):
     """
 
     id: int
-    cls: str
-    env: dict[str, str]
+    cls: Name
+    env: Variables
     max_concurrency: int = 0
-    extensions: list[Extension] = []
+    extensions: Some[Extension] = []
 
 
 class Call(Frame, frozen=True, tag=3):
@@ -113,14 +133,32 @@ class Call(Frame, frozen=True, tag=3):
     """
 
     id: int
-    method: str
+    method: Text
     deadline_s: Number = 0.0
+
+
+class Calls(Frame, frozen=True, tag=74):
+    """Several Calls of one method. Part n is the only part of call `ids[n]`; no parts if the calls have none.
+
+    Sent only to workers whose Memory says `together`. From then on, the worker may answer with Oks. Since protocol 7.
+    """
+
+    ids: Ids[int]
+    method: Text
+    deadline_s: Number = 0.0
+
+
+class Oks(Frame, frozen=True, tag=75):
+    """Results of several calls; `seconds[n]` and part n, if there are parts, are those of call `ids[n]`."""
+
+    ids: Ids[int]
+    seconds: Ids[Number]
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True):
     """A worker on the node of the receiver: its name, worker id, process id and endpoint."""
 
-    name: str
+    name: Name
     worker_id: WorkerId
     pid: Pid
     endpoint: Endpoint
@@ -130,7 +168,7 @@ class SharedCall(Frame, frozen=True, tag=70):
     """A Call whose payload has the first part only: the others come as ShareParts or SharedParts. Since protocol 7."""
 
     id: int
-    method: str
+    method: Text
     deadline_s: Number = 0.0
 
 
@@ -138,13 +176,13 @@ class ShareParts(Frame, frozen=True, tag=71):
     """The parts of SharedCall `id` of the sender, which the receiver passes on to the workers `to`."""
 
     id: int
-    to: Annotated[list[Sibling], Meta(max_length=MAX_SIBLINGS)]
+    to: Some[Sibling]
 
 
 class SharedParts(Frame, frozen=True, tag=72):
     """The parts of SharedCall `id` of the client with incarnation `origin`, "" for the sender itself."""
 
-    origin: str
+    origin: Name
     id: int
 
 
@@ -161,7 +199,7 @@ class Stream(Frame, frozen=True, tag=4):
     """
 
     id: int
-    method: str
+    method: Text
     window: int
 
 
@@ -203,10 +241,10 @@ class Raised(Frame, frozen=True, tag=9):
     """
 
     id: int
-    kind: str
-    error: str
-    text: str
-    traceback: str = ""
+    kind: Name
+    error: Text
+    text: Report
+    traceback: Report = ""
 
 
 class WhatRuns(Frame, frozen=True, tag=12):
@@ -231,7 +269,7 @@ class Runs(Frame, frozen=True, tag=13):
     """
 
     id: int
-    method: str
+    method: Name
     seconds: Number = 0.0
     waiting: int = 0
     protocol: int = 6
@@ -246,7 +284,9 @@ class Memory(Frame, frozen=True, tag=10):
         device, inode: device number and inode number of the file, to verify the opened file.
         size: size of the memory in bytes.
         opened: True if the sender has opened the receiver's memory, so that messages may refer to blocks in it.
-        pieces: True if the sender accepts messages whose last part is still being written (UserMessage.unwritten).
+        pieces: True if the sender accepts messages whose last part is still being written (UserMessage.unwritten), and
+            arrays that are not pickled (`wire.arrays`).
+        together: True if the sender accepts Calls.
     """
 
     pid: Pid = 0
@@ -256,12 +296,13 @@ class Memory(Frame, frozen=True, tag=10):
     size: int = 0
     opened: bool = False
     pieces: bool = False
+    together: bool = False
 
 
 class Dropped(Frame, frozen=True, tag=11):
     """Release of blocks of the receiver's shared memory, by their numbers `leases`: the sender no longer reads them."""
 
-    leases: list[int]
+    leases: Ids[int]
 
 
 class Shown(Frame, frozen=True, tag=15):
@@ -293,166 +334,6 @@ class Hidden(Frame, frozen=True, tag=17):
     number: int
 
 
-class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
-    """Description of one tensor whose bytes are not among the parts of its message.
-
-    Attributes:
-        dtype: name of the tensor's dtype in torch, such as "bfloat16".
-        shape: the tensor's shape.
-        requires_grad: the tensor's requires_grad.
-        kind: torch's type of the tensor's device, such as "cuda".
-        path: place of the bytes: "lane" (next on the transfer's lane), "staged" (the next of the parts at the end of
-            the message), "ipc" (at `offset` of the memory that `handle` opens), "local" (in the same process), "" (no
-            bytes).
-        handle: handle of the device memory, for "ipc".
-        offset: offset in that memory in bytes, for "ipc".
-    """
-
-    dtype: str
-    shape: list[int]
-    requires_grad: bool
-    kind: str
-    path: str
-    handle: bytes = b""
-    offset: int = 0
-
-
-class TensorTransfer(msgspec.Struct, array_like=True):
-    """The tensors that travel beside a message. Later answers name the transfer by `sender` and `n`.
-
-    Attributes:
-        sender: id of the tensor sender.
-        n: number of the transfer at that sender.
-        tensors: the tensors by number.
-        lane: number of the lane that carries the tensors with the path "lane", or of a broadcast's process group, which
-            carries those with the path "group".
-        backend: torch.distributed back-end of the lane or group.
-        store: HOST:PORT of its torch.distributed store.
-        options: options with which its process group is made.
-        event: handle of a CUDA event that the receiver waits for before it reads a tensor with the path "ipc".
-    """
-
-    sender: int
-    n: int
-    tensors: list[TensorHeader]
-    lane: int = 0
-    backend: str = ""
-    store: str = ""
-    options: list[Union[int, bool, None]] = []
-    event: bytes = b""
-
-
-class UserMessage(Frame, frozen=True, tag=20):
-    """One message of a worker by `send` or `broadcast`. The parts of the object follow it.
-
-    Attributes:
-        id: id of the sender's outbox on this link.
-        n: number of the message in that outbox; the receiver answers with Held. 0 if the sender needs no Held.
-        src: name of the sending worker.
-        src_id: id of the sending worker.
-        stream: "" for `send`; for a broadcast, the name of its tree (messaging.addressing.stream_name), which all its
-            members compute. Messages of one sender and stream stay in order.
-        size: bytes that the message takes of the sender's window; the receiver gives them back by Returned.
-        transfer: the tensors that travel beside the message, None without tensors.
-        unwritten: size of the last part in bytes if the sender still writes it (Written); 0 if all parts are complete.
-            Only for receivers whose Memory has `pieces`. The receiver does not answer such a message with Held.
-    """
-
-    id: int
-    n: int
-    src: str
-    src_id: str
-    stream: str
-    size: int
-    transfer: Union[TensorTransfer, None] = None
-    unwritten: int = 0
-
-
-class Held(Frame, frozen=True, tag=21):
-    """Acknowledgement: the receiver's runtime has message `n` of outbox `id`, so the sender may reuse its buffers."""
-
-    id: int
-    n: int
-
-
-class Returned(Frame, frozen=True, tag=22):
-    """Credit for outbox `id`: messages of `size` bytes were consumed, and the sender may send as much again."""
-
-    id: int
-    size: int
-
-
-class Written(Frame, frozen=True, tag=23):
-    """Notice: the first `size` bytes of the last part of message `n` of outbox `id` are written. Since protocol 7.
-
-    The part lies in the sender's shared memory. 0 if the sender cannot write the part: the message is lost.
-    """
-
-    id: int
-    n: int
-    size: int
-
-
-class Ask(Frame, frozen=True, tag=30):
-    """Ask which tensor paths the receiver can use. Answered by Facts. `id` is the sender's number for the question.
-
-    `memory` and `event` are handles of CUDA memory and of a CUDA event on device `device` (a UUID), which the receiver
-    tries to open; empty without handles.
-    """
-
-    id: int
-    device: str = ""
-    memory: bytes = b""
-    event: bytes = b""
-
-
-class Facts(Frame, frozen=True, tag=31):
-    """Reply to Ask: the tensor paths that a worker can use.
-
-    Attributes:
-        id: the number in the Ask.
-        host: host key of the worker's machine.
-        accelerator: type of the worker's accelerators.
-        devices: UUIDs of the worker's own accelerators.
-        backends: torch.distributed back-ends that the worker can use.
-        ipc: True if the worker could open the handles in the Ask.
-        ccl_version, model, parent: version of the worker's CCL, and model and PCI address of the accelerator on which
-            tensors arrive; "" for unknown.
-        groups: True if the worker can join the process group of a broadcast.
-    """
-
-    id: int
-    host: str
-    accelerator: str
-    devices: list[str]
-    backends: list[str]
-    ipc: bool
-    ccl_version: str = ""
-    model: str = ""
-    parent: str = ""
-    groups: bool = False
-
-
-class Released(Frame, frozen=True, tag=32):
-    """Release of transfer `n` of tensor sender `id`: the receiver no longer reads the transfer's memory."""
-
-    id: int
-    n: int
-
-
-class LaneEnded(Frame, frozen=True, tag=33):
-    """The sending side has closed lane `lane` of tensor sender `id`. `text` is the reason.
-
-    Each side sends it once. The answer of the other side proves that its process is alive. `src_id` is the worker id of
-    the process that sends this header.
-    """
-
-    id: int
-    lane: int
-    src_id: str
-    text: str
-
-
 class WhereIs(Frame, frozen=True, tag=60):
     """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own). Since protocol 7.
 
@@ -475,7 +356,7 @@ class ChildEnded(Frame, frozen=True, tag=62):
     """Last reply to WhereIs `id`: the child has ended."""
 
     id: int
-    worker_id: str
+    worker_id: Name
     exit: ExitReport
 
 
@@ -487,14 +368,25 @@ class Resized(Frame, frozen=True, tag=14):
 
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped, Shown,
-    Opened, Hidden, UserMessage, Held, Returned, Written, Ask, Facts, Released, LaneEnded, ChannelFrame,
-    ChannelAccepted, ChannelItems, WhereIs, ChildIs, ChildEnded, Resized, SharedCall, ShareParts, SharedParts,
-    WantParts,
+    Opened, Hidden, UserMessage, Held, Returned, Written, Ask, Facts, Released, LaneEnded, LaneKey,
+    BroadcastFailed,
+    ChannelFrame, ChannelAccepted, ChannelItems, WhereIs, ChildIs, ChildEnded, Resized, SharedCall, ShareParts,
+    SharedParts, WantParts, Relayed, Calls, Oks,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 """Return a header as bytes."""
 
-_decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
-decode = checked(_decoder, "a header")
+decode: Callable[[bytes | memoryview], AnyFrame] = checked(AnyFrame, "a header")
 """Return the header in the given bytes. Raises RemoteWireError if the bytes are no header."""
+
+_fields = msgspec.msgpack.Decoder(Few[msgspec.Raw]).decode
+_number = msgspec.msgpack.Decoder(int).decode
+
+
+def number_of(header: bytes | memoryview) -> int | None:
+    """Return the number of the call to which a header belongs that `decode` refuses; None if it has none."""
+    try:
+        return _number(_fields(header)[1])
+    except (*MALFORMED, IndexError):
+        return None

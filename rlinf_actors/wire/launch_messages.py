@@ -1,26 +1,31 @@
 """Control messages by which large launches are sent in slices, and one worker is looked up. No secrets.
 
 A launch of many workers is longer than a control message may be, and would occupy the head while it decodes it. So its
-workers are sent in LaunchParts, and the Launch that follows has the last worker and the number of parts. A part has the
-fields that its workers share once.
+workers are sent in LaunchParts, and the Launch that follows has the last worker and the number of parts. Ranks to add
+are sent alike, before an AddRanks. A part has the fields that its workers share once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Union
+from typing import Annotated, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
 from rlinf_actors.wire import values
+from rlinf_actors.wire.bounds import FewOf, Name, SomeOf, Variables
 from rlinf_actors.wire.protocol import MAX_SIZE, ControlMessage, WorkerId
 
 PART_RANKS = 2000
 """Number of workers from which a launch is sent in parts, and most workers of a part."""
 PART_BYTES = 4 << 20
 """Most bytes of the workers of a part."""
+T = TypeVar("T")
+OfPart = Annotated[
+    list[T], Meta(max_length=PART_RANKS, title="of a part", description="A part is as much as the head does at once.")
+]
 
 
 class WorkerRow(msgspec.Struct, frozen=True, array_like=True):
@@ -29,43 +34,44 @@ class WorkerRow(msgspec.Struct, frozen=True, array_like=True):
     id: WorkerId
     rank: int
     node_rank: int
-    env: dict[str, str] = {}
-    claims: list[values.Claim] = []
-    numa_nodes: list[int] = []
-    owner_must_answer: str = ""
+    env: Variables = {}
+    claims: FewOf[values.Claim] = ()
+    numa_nodes: SomeOf[int] = ()
+    owner_must_answer: Name = ""
 
 
 class WorkerBatch(values.Value, frozen=True):
     """WorkerSpecs of one group: a spec with the fields that they share, and a row for each of them."""
 
     shared: values.WorkerSpec
-    rows: Annotated[list[WorkerRow], Meta(max_length=PART_RANKS)]
+    rows: OfPart[WorkerRow]
 
 
 class LaunchPart(ControlMessage, frozen=True):
-    """Workers of a Launch that will follow. Since protocol 7. May be sent twice. Answered by Done.
+    """Workers of a Launch or AddRanks that will follow. Since protocol 7. May be sent twice. Answered by Done.
 
-    The head keeps the parts of a client's launch until its Launch or StopGroup arrives or the client ends, and starts
-    nothing before. Failed(kind=parts) asks to begin again at the first part, because the head was restarted.
+    The head keeps the parts of a client's launch until its Launch, AddRanks, ResizeGroup or StopGroup arrives or the
+    client ends, and starts nothing before. Failed(kind=parts) asks to begin again at the first part, because the head
+    was restarted.
 
     Attributes:
-        launch: common beginning of the workers' ids (model.restart.launch_of). The first part of another launch of the
-            same name replaces the parts of the launch before.
+        launch: common beginning of the workers' ids (model.restart.launch_of), or for an AddRanks the id of its last
+            worker. The first part of another launch of the same name replaces the parts of the launch before.
         index: number of the part, from 0.
     """
 
-    namespace: str
-    group: str
-    launch: str
+    namespace: Name
+    group: Name
+    launch: Name
     index: Annotated[int, Meta(ge=0, le=MAX_SIZE)]
-    workers: Annotated[list[WorkerBatch], Meta(max_length=PART_RANKS)]
+    workers: OfPart[WorkerBatch]
 
 
 class FindWorker(ControlMessage, frozen=True):
     """Return the state of one worker of the sender's job. Answered by FoundWorker. Since protocol 7."""
 
-    namespace: str
-    group: str
+    namespace: Name
+    group: Name
     rank: int
 
 
@@ -80,7 +86,7 @@ def batches_of(specs: Sequence[values.WorkerSpec]) -> list[WorkerBatch]:
     """Return batches with all *specs*, in any order. `specs_of` is the inverse."""
     alike: dict[bytes, list[values.WorkerSpec]] = {}
     for spec in specs:
-        blank = replace(spec, id="", rank=0, node_rank=0, env={}, claims=[], numa_nodes=[], owner_must_answer="")
+        blank = replace(spec, id="", rank=0, node_rank=0, env={}, claims=(), numa_nodes=(), owner_must_answer="")
         alike.setdefault(_encode(blank), []).append(spec)
     return [_batch(group) for group in alike.values()]
 

@@ -15,6 +15,7 @@ the first part names the form:
     M  MessagePack of a plain scalar or string         B  raw bytes, in the second part
     A  MessagePack of [args, kwargs], all plain        P  pickle protocol 5, out-of-band buffers behind it
     C  the same by cloudpickle, after two bytes with Python's major and minor version
+    T, N  a tensor, or a numpy array: `wire.arrays`
 
 Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. Nor do long bytes (`pickle_stream`).
 A tensor's bytes are in the machine's byte order (`frames.Join` names it). A tensor on an accelerator is copied to the
@@ -26,20 +27,20 @@ between versions of Python or numpy; they are mapped while unpickling.
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import functools
 import io
 import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, constant, keepable
+from rlinf_actors.wire import arrays
 from rlinf_actors.wire.pickle_stream import LONG, split
 
 
@@ -53,53 +54,8 @@ class AuthenticatedParts(list[Buffer]):
         return AuthenticatedParts(self[start:stop])
 
 
-_PINNED = 1 << 20
-"""Bytes from which a copy from an accelerator uses page-locked memory, which torch caches."""
-
-
-class _Memory(ctypes.Array):  # type: ignore[type-arg]
-    """Buffer over a tensor's memory, since tensors have no buffer protocol. Views of it keep the tensor alive."""
-
-    _type_ = ctypes.c_ubyte
-    _length_ = 0
-    tensor: Any = None
-    private = False
-
-
-@functools.lru_cache(maxsize=64)
-def _kind(bits: int) -> Any:
-    return type("_Memory", (_Memory,), {"_length_": 1 << bits})  # of powers of two: a type a length would be many
-
-
-def bytes_of(tensor: Any) -> Buffer:
-    """Return the bytes of a dense tensor; b"" if it is empty.
-
-    The result is a view of the tensor's memory if the tensor is contiguous and on the CPU, otherwise a view of a copy.
-    """
-    import torch
-
-    flat = tensor.detach().contiguous().view(-1)
-    if not flat.numel():
-        return b""
-    raw = flat.view(torch.uint8)
-    if tensor.device.type == "cpu":
-        return _exported(raw, raw.data_ptr() != tensor.data_ptr())
-    staged = torch.empty(raw.shape, dtype=torch.uint8, pin_memory=raw.numel() >= _PINNED)
-    staged.copy_(raw)
-    return _exported(staged, True)
-
-
-def _exported(raw: Any, private: bool) -> memoryview:
-    size = raw.numel()
-    memory = _kind((size - 1).bit_length()).from_address(raw.data_ptr())  # may reach too far: nothing reads beyond size
-    memory.tensor, memory.private = raw, private
-    return memoryview(memory).cast("B")[:size]
-
-
-def is_private(part: memoryview) -> bool:
-    """True if *part* is a copy that `bytes_of` made: no other code can change its memory."""
-    return isinstance(part.obj, _Memory) and part.obj.private
-
+NO_PARTS = AuthenticatedParts()
+"""The parts of a message without parts. Never changed."""
 
 _PATHLIB = "pathlib._local"
 """Name of pathlib in the pickles of Python 3.13; no other version has a module of this name."""
@@ -162,7 +118,8 @@ def _major(numpy: Any) -> int:
     return int(numpy.__version__.partition(".")[0])
 
 
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+"""Types of values that are encoded without pickle."""
 _LONG = frozenset({str, bytes})
 _SMALL = 16 << 10
 """Length from which bytes and texts skip MessagePack, which would copy them twice."""
@@ -222,7 +179,7 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker:
     if value is None:
         return []
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         if kind is bytes and len(value) >= _SMALL:
             return [b"B", value]
         try:
@@ -244,7 +201,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
     """
     if not args and not kwargs:
         return []
-    if all(_is_short(a) for a in args) and (not kwargs or all(_is_short(a) for a in kwargs.values())):
+    if _are_short(args) and (not kwargs or _are_short(kwargs.values())):
         try:
             packed: bytes = b"A" + _pack([args, kwargs])
             if len(packed) < _SMALL:
@@ -254,9 +211,10 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
     return _pickled((args, kwargs), "", copy)
 
 
-def _is_short(value: Any) -> bool:
-    kind = type(value)
-    return kind in _PLAIN and (kind not in _LONG or len(value) < _SMALL)
+def _are_short(values: Collection[Any]) -> bool:
+    if not PLAIN.issuperset(map(type, values)):
+        return False
+    return _LONG.isdisjoint(map(type, values)) or all(len(value) < _SMALL for value in values if type(value) in _LONG)
 
 
 def decode(parts: AuthenticatedParts, given: Sequence[Any] = ()) -> Any:
@@ -279,6 +237,10 @@ def decode(parts: AuthenticatedParts, given: Sequence[Any] = ()) -> Any:
     kind = head[:1]
     if kind == b"M" or kind == b"A":
         return _unpack(memoryview(head)[1:])
+    if kind == b"T" and len(parts) == 2:
+        return arrays.tensor(head, parts[1])
+    if kind == b"N" and len(parts) == 2:
+        return arrays.array(head, parts[1])
     before, _hooks.given = _hooks.given, given
     try:
         return _unpickle(head, kind, parts)
@@ -328,7 +290,7 @@ def decode_call(parts: AuthenticatedParts) -> tuple[Sequence[Any], dict[str, Any
 def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     def keep(raw: memoryview) -> Buffer:
         # a snapshot: another thread sends it later, and the owner may reuse its memory meanwhile
-        return raw if copy is None or constant(raw) or is_private(raw) else copy(raw)
+        return raw if copy is None or constant(raw) or arrays.is_private(raw) else copy(raw)
 
     try:
         events: list[Any] = []
@@ -406,7 +368,7 @@ def _reduce_tensor(tensor: Any) -> Any:
         if number is not None:
             return _put_back, (number,)
     facts = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
-    raw = bytes_of(tensor)
+    raw = arrays.bytes_of(tensor)
     flat = _Made(tensor_bytes, _Made(_from_buffer(), pickle.PickleBuffer(raw))) if len(raw) else raw
     return _rebuild_tensor, (flat, *facts) if tensor.device.type == "cpu" else (flat, *facts, tensor.device.type)
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from rlinf_actors.errors import RemoteWireError, UsageError
+from rlinf_actors.shown import TEXT_CHARS as TEXT_CHARS
+from rlinf_actors.shown import printable as printable
 
 PROTOCOL = 7
 """The newest protocol that this version speaks.
@@ -29,11 +31,15 @@ It is raised with each release that adds to the control messages (`wire.control_
 """
 OLDEST = 6
 """The oldest protocol that this version speaks."""
+USERS = 7
+"""The first protocol in which agentds say as which user they run."""
 CHILD_MEMBERS = 7
 """The first protocol in which children of workers are members."""
+RELAYS = 7
+"""The first protocol that has node relays."""
 
 
-class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Base of all control messages. The class's name is the tag by which the receiver recognises the message."""
 
 
@@ -64,42 +70,48 @@ def what_to_upgrade(oldest: int, peer: str, this: str) -> str:
 
 MAX_CONTROL_BYTES = 16 << 20
 """Largest size of a control message in bytes. A launch of 10,000 workers with 1 KiB of environment each has 10 MiB."""
-MAX_ASKED_BYTES = MAX_CONTROL_BYTES // 8 * 7
+MAX_ASKED_BYTES = MAX_CONTROL_BYTES // 2
 """Largest size in bytes of a control message to the head.
 
-It is smaller than MAX_CONTROL_BYTES because the head forwards the content and adds a token for each worker.
+It is smaller than MAX_CONTROL_BYTES because the head forwards the content and adds a token for each worker, and because
+the head does nothing else while it takes a message apart. Handles of 30,000 workers have 8 MiB.
 """
 MAX_SIZE = 100_000
 """Largest number of ranks of a group: the head iterates over them."""
 
 Number = Annotated[float, Meta(ge=-sys.float_info.max)]
 """Any number except NaN and minus infinity: every comparison with NaN is False, which breaks timers."""
+MAX_LEASE_S = 3600.0
+"""Longest lease in seconds."""
+MAX_ROBOT_LEASE_S = 60.0
+"""Longest lease of a robot worker in seconds: so long may an arm move that no process watches."""
+Lease = Annotated[float, Meta(ge=0, le=MAX_LEASE_S, title="lease", description="A lease must expire.")]
+RobotLease = Annotated[float, Meta(ge=0, le=MAX_ROBOT_LEASE_S, title="lease", description="Robots must stop.")]
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A process id that pidfd_open accepts; 0 for none."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 """A TCP port; 0 for none."""
-WorkerId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+WorkerId = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
+        max_length=64,
+        title="worker id",
+        description="It is also the name of a unix socket, whose path may have 107 characters.",
+    ),
+]
 """Id of a worker. It is also the name of files (socket, cgroup, record), so it must not contain a path."""
 MAX_DEPTH = 8
 """Largest number of ranks in an address: the worker's, its child's, that child's child's, ..."""
-ChildPath = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_SIZE)]], Meta(min_length=1, max_length=MAX_DEPTH - 1)]
+ChildPath = Annotated[
+    list[Annotated[int, Meta(ge=0, le=MAX_SIZE)]],
+    Meta(min_length=1, max_length=MAX_DEPTH - 1, title="path of a child", description="Children nest no deeper."),
+]
 """Ranks that lead from a worker to one of its children or to a descendant of a child."""
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 """Number of times that an event happened."""
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
 """A number of ranks or siblings; it is limited because receivers iterate over them."""
-
-TEXT_CHARS = 1000
-"""Largest number of characters of a line in the event log, and of a person's reason."""
-
-
-def printable(text: str, limit: int = TEXT_CHARS) -> str:
-    """Return text from another process for use within a line.
-
-    Control characters and line breaks are escaped, and the text is cut to *limit* characters.
-    """
-    cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def waiting(seconds: float | None, name: str = "the timeout") -> float | None:
@@ -145,20 +157,34 @@ MALFORMED = (
 )
 """Errors of decoding malformed bytes. Each decoder turns these into RemoteWireError and raises nothing else."""
 
-T = TypeVar("T")
+
+_makers: list[Callable[[], object]] = []
 
 
-def checked(decoder: msgspec.msgpack.Decoder[T], what: str) -> Callable[[bytes | memoryview], T]:
-    """Return a function that decodes bytes with *decoder*. On malformed bytes it raises RemoteWireError.
+def checked(kind: Any, what: str) -> Callable[[bytes | memoryview], Any]:
+    """Return a function that decodes bytes as a *kind*, a type. On malformed bytes it raises RemoteWireError.
 
-    The error text says that the bytes are not *what*, such as "an answer to a child".
+    The error text says that the bytes are not *what*, such as "an answer to a child". The decoder is made by the first
+    call or by `make_decoders`, and not at import: it takes up to 7 ms to read the types of many messages.
     """
-    decode = decoder.decode
+    decode: Callable[[bytes | memoryview], Any] | None = None
 
-    def checked_decode(data: bytes | memoryview) -> T:
+    def make() -> Callable[[bytes | memoryview], Any]:
+        nonlocal decode
+        decode = decode or msgspec.msgpack.Decoder(kind).decode
+        return decode
+
+    def checked_decode(data: bytes | memoryview) -> Any:
         try:
-            return decode(data)
+            return (decode or make())(data)
         except MALFORMED as error:
             raise RemoteWireError(f"not {what}: {error}") from None
 
+    _makers.append(make)
     return checked_decode
+
+
+def make_decoders() -> None:
+    """Make the decoders of all imported modules, in a process that waits anyway, or before it forks. Any thread."""
+    for make in _makers:
+        make()

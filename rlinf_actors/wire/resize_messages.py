@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from rlinf_actors.wire import values
+from rlinf_actors.wire.bounds import Document, Name, OfLaunch
 from rlinf_actors.wire.protocol import ControlMessage, Number
 
 
 class AddRanks(ControlMessage, frozen=True):
     """Start more workers for a running group, which the sender owns. Since protocol 7. May be sent twice.
 
-    Answered by Launched, whose group has the new workers too. They are no members of the group until the sender has
+    Answered by Launched, whose group has the new workers alone. They are no members of the group until the sender has
     constructed them and has sent ResizeGroup. The field `resizes` of their specs is -1; their ranks follow the group's
-    last rank.
+    last rank. If `parts` is not 0, the sender has sent that many LaunchParts before, with all workers but the last,
+    which `workers` has.
     """
 
-    namespace: str
-    group: str
-    workers: list[values.WorkerSpec]
+    namespace: Name
+    group: Name
+    workers: OfLaunch[values.WorkerSpec]
+    parts: int = 0
 
 
 class ResizeGroup(ControlMessage, frozen=True):
@@ -31,10 +34,10 @@ class ResizeGroup(ControlMessage, frozen=True):
         detail: new description of the group, as in Launch.
     """
 
-    namespace: str
-    group: str
-    launch: str
+    namespace: Name
+    group: Name
+    launch: Name
     world_size: int
-    detail: str = ""
+    detail: Document = ""
     stop: bool = True
     grace_s: Number = 0.0

@@ -7,12 +7,13 @@ the fork happens in the template. A packet has at most MAX_PACKET bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Union
+from typing import Union
 
 import msgspec
 
 from rlinf_actors.wire.agent_messages import RefusalReport
-from rlinf_actors.wire.protocol import ControlMessage, Number, Pid, checked
+from rlinf_actors.wire.bounds import Address, Method, Name, OfNode, Path, Report, Some, Text, Variables
+from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, checked
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
@@ -42,21 +43,22 @@ class WorkerPlace(ControlMessage, frozen=True):
         lease_s: length of that lease in seconds, counted from the last beat that the head answered.
         head_key: the head's public key, "" in a cluster without keys.
         trace_path: file that the worker makes for its trace, "" to record none.
-        budgets: memory that the workers of the node share for bandwidth groups (net.shared_budgets).
+        budgets: memory that the workers of a user share for bandwidth groups (net.shared_budgets); the
+            template says where it is.
     """
 
-    run_dir: str
-    host: str
-    head: str
-    node: str
-    node_ip: str
-    listen_ip: str
-    out_path: str
-    err_path: str
+    run_dir: Path
+    host: Name
+    head: Address
+    node: Name
+    node_ip: Name
+    listen_ip: Name
+    out_path: Path
+    err_path: Path
     lease_until: Number = 0.0
-    lease_s: Number = 0.0
-    head_key: str = ""
-    trace_path: str = ""
+    lease_s: Lease = 0.0
+    head_key: Name = ""
+    trace_path: Path = ""
     budgets: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
@@ -74,8 +76,8 @@ class Fork(ControlMessage, frozen=True):
 
     spec: WorkerSpec
     place: WorkerPlace
-    env: dict[str, str]
-    wrapper: list[str] = []
+    env: Variables
+    wrapper: Some[Path] = []
     report_s: Number = 0.0
 
 
@@ -85,7 +87,7 @@ class Watching(ControlMessage, frozen=True):
     The template waits for it because a reaped process id can be reused before agentd has the pidfd.
     """
 
-    id: str
+    id: Name
 
 
 class Renew(ControlMessage, frozen=True):
@@ -104,8 +106,8 @@ class Revoke(ControlMessage, frozen=True):
     was lost.
     """
 
-    id: str
-    reason: str
+    id: Name
+    reason: Text
     orderly: bool = False
 
 
@@ -127,7 +129,7 @@ class NodeRegistered(ControlMessage, frozen=True):
     agentd before: messages may be lost, and every worker with a session says hello again.
     """
 
-    epoch: str
+    epoch: Name
     again: bool = False
 
 
@@ -154,7 +156,7 @@ class KeepFor(ControlMessage, frozen=True):
 class Settled(ControlMessage, frozen=True):
     """Notice of agentd: the head knows how these workers ended, so the template may forget them."""
 
-    ids: list[str]
+    ids: OfNode[Name]
 
 
 class DevicesLocked(ControlMessage, frozen=True):
@@ -163,7 +165,7 @@ class DevicesLocked(ControlMessage, frozen=True):
     The worker has its accelerators for itself until it sends UnlockDevices or ends.
     """
 
-    id: str
+    id: Name
     request: int
 
 
@@ -173,10 +175,10 @@ class DevicesBusy(ControlMessage, frozen=True):
     `text` says which workers use the accelerators, and which asked earlier: "held by a:0; b:1 came before".
     """
 
-    id: str
+    id: Name
     request: int
     waited_s: Number
-    text: str
+    text: Text
 
 
 # --- template to agentd ---
@@ -196,11 +198,11 @@ class TemplateReady(ControlMessage, frozen=True):
     """
 
     pid: Pid
-    python: str
+    python: Name
     forks: bool
-    why: str = ""
-    installed: str = ""
-    paths: list[str] = []
+    why: Text = ""
+    installed: Text = ""
+    paths: Some[Path] = []
 
 
 class TemplateFailed(ControlMessage, frozen=True):
@@ -209,7 +211,7 @@ class TemplateFailed(ControlMessage, frozen=True):
     `text` says why and what to do.
     """
 
-    text: str
+    text: Report
 
 
 class Forked(ControlMessage, frozen=True):
@@ -218,7 +220,7 @@ class Forked(ControlMessage, frozen=True):
     For a worker under a profiler the packet comes twice: with the profiler's pid, and with the worker's own.
     """
 
-    id: str
+    id: Name
     pid: Pid
 
 
@@ -229,7 +231,7 @@ class WorkerUp(ControlMessage, frozen=True, tag="Up"):
     ranks.
     """
 
-    id: str
+    id: Name
     endpoint: Endpoint
     port: int
     master_port: int
@@ -241,8 +243,8 @@ class StartFailed(ControlMessage, frozen=True):
     The worker then ends, and its Exited carries the text as reason.
     """
 
-    id: str
-    text: str
+    id: Name
+    text: Report
 
 
 class LeaseLost(ControlMessage, frozen=True):
@@ -251,8 +253,8 @@ class LeaseLost(ControlMessage, frozen=True):
     The worker ends within moments, and its Exited carries the text.
     """
 
-    id: str
-    text: str
+    id: Name
+    text: Text
 
 
 class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
@@ -261,7 +263,7 @@ class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
     After one such packet for a file the template sends no other for this file until agentd sends Read with `to_end`.
     """
 
-    ids: list[str]
+    ids: OfNode[Name]
 
 
 class LogsLost(ControlMessage, frozen=True):
@@ -270,8 +272,8 @@ class LogsLost(ControlMessage, frozen=True):
     If `text` is "", the output can be written again.
     """
 
-    id: str
-    text: str
+    id: Name
+    text: Text
 
 
 class Read(ControlMessage, frozen=True):
@@ -281,7 +283,7 @@ class Read(ControlMessage, frozen=True):
     template is to send LogsGrew when the files grow again.
     """
 
-    id: str
+    id: Name
     out: tuple[int, int]
     err: tuple[int, int]
     to_end: bool = True
@@ -293,14 +295,14 @@ class LockDevices(ControlMessage, frozen=True):
     `request` is a number that the worker has not used before.
     """
 
-    id: str
+    id: Name
     request: int
 
 
 class UnlockDevices(ControlMessage, frozen=True):
     """Packet of a worker: it withdraws its LockDevices `request`, or releases the accelerators that it was granted."""
 
-    id: str
+    id: Name
     request: int
 
 
@@ -313,8 +315,8 @@ class Pong(ControlMessage, frozen=True):
         waiting: number of queued calls.
     """
 
-    id: str
-    method: Annotated[str, msgspec.Meta(max_length=TEXT_CHARS)] = ""
+    id: Name
+    method: Method = ""
     since: Number = 0.0
     waiting: int = 0
 
@@ -325,13 +327,13 @@ class Pulses(ControlMessage, frozen=True):
     If a worker's Pong arrives only after the next Probe, the template sends it at once, in a further Pulses.
     """
 
-    pongs: list[Pong]
+    pongs: OfNode[Pong]
 
 
 class Exited(ControlMessage, frozen=True):
     """Packet of a template: the worker `id` has ended, in the way that `exit` says."""
 
-    id: str
+    id: Name
     exit: ExitReport
 
 
@@ -349,19 +351,21 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
         request: number of its LockDevices, 0 for none.
         granted: True if that request was granted.
         asked_at: time of that request, in seconds of CLOCK_MONOTONIC.
+        token: membership token of its job. Templates keep it in memory, so that it is in no file.
     """
 
-    id: str
+    id: Name
     pid: Pid = 0
     up: Union[WorkerUp, None] = None
     exit: Union[ExitReport, None] = None
-    out_path: str = ""
-    err_path: str = ""
+    out_path: Path = ""
+    err_path: Path = ""
     out_read: tuple[int, int] = (0, 0)
     err_read: tuple[int, int] = (0, 0)
     request: int = 0
     granted: bool = False
     asked_at: Number = 0.0
+    token: Name = ""
 
 
 class Inventory(ControlMessage, frozen=True):
@@ -372,8 +376,8 @@ class Inventory(ControlMessage, frozen=True):
     """
 
     since: Number
-    installed: str = ""
-    paths: list[str] = []
+    installed: Text = ""
+    paths: Some[Path] = []
 
 
 LEASE_LOST_CODE = 76
@@ -395,12 +399,6 @@ ToAgent = Union[
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 
 encode: Callable[[ToTemplate | ToAgent | ToWorker], bytes] = msgspec.msgpack.Encoder().encode
-decode_to_template: Callable[[bytes | memoryview], ToTemplate] = checked(
-    msgspec.msgpack.Decoder(ToTemplate), "a packet for a template"
-)
-decode_to_agent: Callable[[bytes | memoryview], ToAgent] = checked(
-    msgspec.msgpack.Decoder(ToAgent), "a packet for agentd"
-)
-decode_to_worker: Callable[[bytes | memoryview], ToWorker] = checked(
-    msgspec.msgpack.Decoder(ToWorker), "a packet for a worker"
-)
+decode_to_template: Callable[[bytes | memoryview], ToTemplate] = checked(ToTemplate, "a packet for a template")
+decode_to_agent: Callable[[bytes | memoryview], ToAgent] = checked(ToAgent, "a packet for agentd")
+decode_to_worker: Callable[[bytes | memoryview], ToWorker] = checked(ToWorker, "a packet for a worker")

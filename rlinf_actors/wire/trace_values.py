@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from rlinf_actors.wire.bounds import Name, Path, Text
 from rlinf_actors.wire.protocol import Number
 from rlinf_actors.wire.values import Value
 
@@ -25,8 +26,8 @@ class TraceQuestion(Value, frozen=True):
         drop: True if the traces of workers that have ended are to be removed instead.
     """
 
-    namespace: str
-    name: str = ""
+    namespace: Name
+    name: Path = ""
     offset: Annotated[int, Meta(ge=0, le=2**40)] = 0
     drop: bool = False
 
@@ -43,8 +44,16 @@ class TraceSlice(Value, frozen=True):
         fault: why there is no answer, for people.
     """
 
-    names: Annotated[list[str], Meta(max_length=MAX_TRACE_FILES)] = []
-    data: Annotated[bytes, Meta(max_length=MAX_TRACE_SLICE)] = b""
+    names: Annotated[
+        list[Path],
+        Meta(max_length=MAX_TRACE_FILES, title="traces", description="One for each worker of a job on a node."),
+    ] = []
+    data: Annotated[
+        bytes, Meta(max_length=MAX_TRACE_SLICE, title="slice", description="A trace is read in slices.")
+    ] = b""
     now: Number = 0.0
-    clock: Annotated[list[tuple[Number, Number, Number]], Meta(max_length=2)] = []
-    fault: str = ""
+    clock: Annotated[
+        list[tuple[Number, Number, Number]],
+        Meta(max_length=2, title="two", description="The first and the newest measurement."),
+    ] = []
+    fault: Text = ""

@@ -5,7 +5,6 @@ House rules: a value is a frozen struct in this file and never carries user data
 
 from __future__ import annotations
 
-import signal as signals
 from typing import Annotated, Literal, Union
 
 import msgspec
@@ -13,19 +12,42 @@ from msgspec import Meta
 
 from rlinf_actors.model.profiler import Profiler
 from rlinf_actors.model.restart import RestartPolicy
+from rlinf_actors.wire.bounds import (
+    Address,
+    Details,
+    Document,
+    Few,
+    FewOf,
+    Ip,
+    Name,
+    OfCluster,
+    OfGroup,
+    Path,
+    Some,
+    SomeOf,
+    Text,
+    Title,
+    Variables,
+)
+from rlinf_actors.wire.launch_rules import LaunchRules
 from rlinf_actors.wire.protocol import Number, Pid, Port, Size, WorkerId
 
 
-class Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of the structs that are fields of control messages."""
+class Value(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Base of the structs that are fields of control messages.
+
+    A value never refers to itself, so the garbage collector need not look at it: a head keeps a hundred thousand. What
+    a head keeps for each worker has tuples in place of lists, because the collector looks at each list, also at an
+    empty one, and at no tuple of such values.
+    """
 
 
 class HardwareReport(Value, frozen=True):
     """One piece of hardware. `detail` holds the fields that are specific to `type` (plain values)."""
 
-    type: str
-    model: str
-    detail: dict[str, Union[str, int, float, bool, list[str], None]] = {}
+    type: Name
+    model: Name
+    detail: Details = {}
 
 
 class ResourceReport(Value, frozen=True):
@@ -34,9 +56,9 @@ class ResourceReport(Value, frozen=True):
     `registered_by` is the module that registered an accelerator type that is not built in, else "".
     """
 
-    type: str
-    infos: list[HardwareReport]
-    registered_by: str = ""
+    type: Name
+    infos: Some[HardwareReport]
+    registered_by: Name = ""
 
 
 class Extension(Value, frozen=True):
@@ -48,9 +70,9 @@ class Extension(Value, frozen=True):
         package: package that contains the code, for people.
     """
 
-    name: str
-    group: str = ""
-    package: str = ""
+    name: Name
+    group: Name = ""
+    package: Name = ""
 
 
 class HardwareQuestion(Value, frozen=True):
@@ -62,19 +84,18 @@ class HardwareQuestion(Value, frozen=True):
         env: environment variables of that process, on top of the node's.
         path_env_merge_mode: how variables such as PATH are merged if both environments set them: "append" puts the
             directories of `env` before the node's, "override" replaces the node's value.
-        sys_path: import paths of the requesting process.
-        extensions: extensions that the requesting process has loaded.
+        sys_path, extensions: import paths and loaded extensions of the requesting process.
         limit_s: time limit in seconds.
     """
 
-    type: str
+    type: Name
     node_rank: int
-    configs: str = "null"
-    interpreter: Union[str, None] = None
-    env: dict[str, str] = {}
-    path_env_merge_mode: str = "append"
-    sys_path: list[str] = []
-    extensions: list[Extension] = []
+    configs: Document = "null"
+    interpreter: Union[Path, None] = None
+    env: Variables = {}
+    path_env_merge_mode: Name = "append"
+    sys_path: Some[Path] = []
+    extensions: Some[Extension] = []
     limit_s: Number = 10.0
 
 
@@ -90,12 +111,12 @@ class Piece(Value, frozen=True):
             its node and number.
     """
 
-    type: str
-    model: str
-    cls: str = ""
-    detail: str = "{}"
-    identity: str = ""
-    claim_keys: list[str] = []
+    type: Name
+    model: Name
+    cls: Name = ""
+    detail: Document = "{}"
+    identity: Name = ""
+    claim_keys: Few[Name] = []
 
 
 class HardwareAnswer(Value, frozen=True):
@@ -108,14 +129,14 @@ class HardwareAnswer(Value, frozen=True):
         path: place of the fault in the configuration, for "config".
     """
 
-    pieces: list[Piece] = []
-    kind: str = ""
-    text: str = ""
-    path: str = ""
+    pieces: Some[Piece] = []
+    kind: Name = ""
+    text: Text = ""
+    path: Text = ""
 
 
 class NodeReport(Value, frozen=True):
-    """Facts about a node that its agentd reports in its hello.
+    """Details about a node that its agentd reports in its hello.
 
     Attributes:
         node_id: id of the node, which stays the same when agentd restarts.
@@ -129,27 +150,28 @@ class NodeReport(Value, frozen=True):
         interfaces: the first IPv4 address of each network interface, by the interface's name.
         faults: a sentence for people about each thing that agentd's hardware probe could not read.
         profilers: back-ends of `cluster.profiling` whose programs the node allows and has.
-        port: unused, always 0.
         interface: name of the network interface that has the address `ip`.
+        admit: who may launch workers on the node.
     """
 
-    node_id: str
-    hostname: str
-    ip: str
-    host: str
+    node_id: Name
+    hostname: Name
+    ip: Ip
+    host: Name
     num_cpus: int
     memory_bytes: int
-    python: str
-    interpreter: str
+    python: Name
+    interpreter: Path
     rank: Union[int, None] = None
-    resources: list[ResourceReport] = []
-    env_vars: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    interfaces: dict[str, str] = {}
-    faults: list[str] = []
-    profilers: list[str] = []
-    port: int = 0
-    interface: str = ""
+    resources: Few[ResourceReport] = []
+    env_vars: Variables = {}
+    labels: Variables = {}
+    interfaces: Variables = {}
+    faults: Some[Text] = []
+    profilers: Few[Name] = []
+    port: int = 0  # unused
+    interface: Name = ""
+    admit: LaunchRules = LaunchRules()
 
 
 class NodeState(Value, frozen=True):
@@ -163,15 +185,19 @@ class NodeState(Value, frozen=True):
         is_head: True if the head runs in the node's agentd.
         draining: the reason of its drain and who asked for the drain, "" if the node is not drained. The drain of a
             lost node stays in force for its return.
+        protocol: protocol of its agentd's session; 0 from heads before protocol 7.
+        closed: why the receiver may not launch workers on the node, "" if it may.
     """
 
     report: NodeReport
-    incarnation: str
+    incarnation: Name
     rank: int
-    state: str
+    state: Name
     last_seen_s: float
     is_head: bool = False
-    draining: str = ""
+    draining: Text = ""
+    protocol: int = 0
+    closed: Text = ""
 
 
 class Claim(Value, frozen=True):
@@ -181,8 +207,8 @@ class Claim(Value, frozen=True):
     same namespace whose claims are shared too may use it at the same time.
     """
 
-    key: str
-    title: str
+    key: Title
+    title: Title
     shared: bool = False
 
 
@@ -192,10 +218,10 @@ class RobotStop(Value, frozen=True):
     If its node does not answer, `reached` is False; the worker's lease then expires without a message.
     """
 
-    worker: str
-    namespace: str
-    robots: list[str]
-    node: str
+    worker: Name
+    namespace: Name
+    robots: Few[Title]
+    node: Name
     reached: bool
 
 
@@ -224,33 +250,33 @@ class WorkerSpec(Value, frozen=True):
     """
 
     id: WorkerId
-    group: str
-    namespace: str
+    group: Name
+    namespace: Name
     rank: int
     world_size: Size
     node_rank: int
-    env: dict[str, str]
-    path_env_merge_mode: str = "append"
-    interpreter: Union[str, None] = None
-    start_method: str = "fork"
-    preload: list[str] = []
-    sys_path: list[str] = []
-    cwd: Union[str, None] = None
-    log_dir: Union[str, None] = None
+    env: Variables
+    path_env_merge_mode: Name = "append"
+    interpreter: Union[Path, None] = None
+    start_method: Name = "fork"
+    preload: SomeOf[Path] = ()
+    sys_path: SomeOf[Path] = ()
+    cwd: Union[Path, None] = None
+    log_dir: Union[Path, None] = None
     forward_logs: bool = True
     keep_logs: bool = False
-    token: str = ""
-    claims: list[Claim] = []
-    numa_nodes: list[int] = []
+    token: Name = ""
+    claims: FewOf[Claim] = ()
+    numa_nodes: SomeOf[int] = ()
     memory_limit: Union[int, None] = None
     pids_limit: Union[int, None] = None
     limits_best_effort: bool = False
     restart: Union[RestartPolicy, None] = None
     incarnation: int = 0
-    owner_must_answer: str = ""
+    owner_must_answer: Name = ""
     resizes: Annotated[int, Meta(ge=-1, le=1 << 40)] = 0
-    code: str = ""
-    code_paths: list[str] = []
+    code: Name = ""
+    code_paths: SomeOf[Path] = ()
     profiler: Union[Profiler, None] = None
     trace_events: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
 
@@ -261,9 +287,9 @@ class Endpoint(Value, frozen=True):
     `bulk` is the port for bulk streams at the IP address of `tcp`, 0 for none.
     """
 
-    host: str
-    ipc: str = ""
-    tcp: str = ""
+    host: Name
+    ipc: Address = ""
+    tcp: Address = ""
     bulk: Port = 0
 
 
@@ -274,12 +300,12 @@ class ExitReport(Value, frozen=True):
     the worker was killed for memory: no, suspected or yes. `reason` is text for people.
     """
 
-    kind: str
+    kind: Name
     exit_code: Union[int, None] = None
     signal: Union[int, None] = None
-    oom: str = "no"
-    stderr_tail: list[str] = []
-    reason: str = ""
+    oom: Name = "no"
+    stderr_tail: Some[Text] = []
+    reason: Text = ""
 
 
 class WorkerHealth(Value, frozen=True):
@@ -292,9 +318,9 @@ class WorkerHealth(Value, frozen=True):
         waiting: number of calls queued behind `method`.
     """
 
-    id: str
-    unresponsive: str = ""
-    method: str = ""
+    id: Name
+    unresponsive: Text = ""
+    method: Text = ""
     for_s: Number = 0.0
     waiting: int = 0
 
@@ -305,8 +331,8 @@ class WorkerPulse(Value, frozen=True):
     `since` is in seconds since the epoch, by the head's clock.
     """
 
-    unresponsive: str = ""
-    method: str = ""
+    unresponsive: Text = ""
+    method: Text = ""
     since: Number = 0.0
     waiting: int = 0
 
@@ -322,11 +348,11 @@ class WorkerState(Value, frozen=True):
         code: hash of the driver's code that it runs, "" if it runs what its node has.
     """
 
-    id: str
+    id: Name
     rank: int
     node_rank: int
-    node_ip: str
-    state: str
+    node_ip: Name
+    state: Name
     pid: Pid = 0
     endpoint: Union[Endpoint, None] = None
     port: int = 0
@@ -334,7 +360,7 @@ class WorkerState(Value, frozen=True):
     exit: Union[ExitReport, None] = None
     restarts: int = 0
     pulse: Union[WorkerPulse, None] = None
-    code: str = ""
+    code: Name = ""
 
 
 class RunningWorker(Value, frozen=True):
@@ -347,9 +373,9 @@ class RunningWorker(Value, frozen=True):
     """
 
     spec: WorkerSpec
-    owner: str
-    cls: str = ""
-    detail: str = ""
+    owner: Name
+    cls: Name = ""
+    detail: Document = ""
     pid: Pid = 0
     endpoint: Union[Endpoint, None] = None
     port: int = 0
@@ -371,14 +397,14 @@ class GroupState(Value, frozen=True):
         world_size: number of ranks, 0 from a head that does not say it.
     """
 
-    namespace: str
-    name: str
-    cls: str
-    owner: str
-    state: str
-    workers: list[WorkerState]
-    token: str = ""
-    detail: str = ""
+    namespace: Name
+    name: Name
+    cls: Name
+    owner: Name
+    state: Name
+    workers: OfGroup[WorkerState]
+    token: Name = ""
+    detail: Document = ""
     detached: bool = False
     world_size: int = 0
 
@@ -389,32 +415,31 @@ class GroupHandle(Value, frozen=True):
     `detail` is that of the Launch if the client owns the group, else "".
     """
 
-    namespace: str
-    name: str
-    workers: list[WorkerState]
-    detail: str = ""
+    namespace: Name
+    name: Name
+    workers: OfGroup[WorkerState]
+    detail: Document = ""
 
 
 class LeaseState(Value, frozen=True):
     """A piece of exclusive hardware that a group holds, as the head sees it.
 
     Attributes:
-        key: the claim's key.
-        title: the claim's title.
+        key, title: those of the claim.
         owner: the group's owner, for people.
         state: "held", or "lost" if the worker's node was lost and the worker may still be running.
         held_s: seconds since the lease was granted.
         free_in_s: seconds after which a lost lease ends at the latest, None for a held lease.
     """
 
-    key: str
-    title: str
-    namespace: str
-    group: str
-    owner: str
-    workers: list[str]
-    nodes: list[str]
-    state: str
+    key: Title
+    title: Title
+    namespace: Name
+    group: Name
+    owner: Text
+    workers: OfGroup[Name]
+    nodes: OfCluster[Name]
+    state: Name
     held_s: float
     free_in_s: Union[float, None] = None
 
@@ -458,51 +483,18 @@ class ClusterEvent(Value, frozen=True):
     seq: int
     at: Number
     kind: EventKind
-    text: str
-    node: str = ""
-    node_id: str = ""
-    namespace: str = ""
-    group: str = ""
+    text: Text
+    node: Name = ""
+    node_id: Name = ""
+    namespace: Name = ""
+    group: Name = ""
     rank: Union[int, None] = None
-    worker_id: str = ""
+    worker_id: Name = ""
     pid: Pid = 0
     exit: Union[ExitReport, None] = None
 
 
+RELAY_GROUPS = "relay@"
+"""Prefix of the names of groups of relays."""
 CHANNEL_GROUPS = "channel@"
 """Prefix of the names of channel groups: the hosts of channel NAME are the group "channel@NAME"."""
-
-_MEMORY = {"yes": "; it was out of memory", "suspected": "; out of memory suspected"}
-
-
-def ending(report: ExitReport) -> str:
-    """Return how a worker ended, as a clause that follows the worker's name.
-
-    For example ``was ended by signal 9 (SIGKILL); out of memory suspected``.
-    """
-    reason = f"; {report.reason}" if report.reason else ""
-    if report.kind == "start_failed":
-        return f"could not be started: {report.reason}"
-    if report.kind == "node_lost":
-        return f"is gone with its node: {report.reason or 'the node stopped answering'}"
-    if report.signal is not None:
-        try:
-            how = f"was ended by signal {report.signal} ({signals.Signals(report.signal).name})"
-        except ValueError:
-            how = f"was ended by signal {report.signal}"
-    elif report.exit_code is not None:
-        how = f"exited with code {report.exit_code}"
-    else:
-        how = "ended, and nobody saw how"
-    return f"{how}{_MEMORY.get(report.oom, '')}{reason}"
-
-
-def orderly(group: str, report: ExitReport) -> bool:
-    """True if this end of a worker of *group* is not a failure.
-
-    The end is orderly if the worker was asked to end. It is also orderly if the worker hosts a channel and exited with
-    code 0: a host exits by itself once the channel is closed and every item was taken.
-    """
-    if report.kind == "stopped":
-        return True
-    return report.kind == "exited" and report.exit_code == 0 and group.startswith(CHANNEL_GROUPS)

@@ -8,11 +8,12 @@ import os
 import threading
 import typing
 
-from rlinf_actors.channel.commands import MAX_DELIVERIES
 from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue_commands import MAX_DELIVERIES
 from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.net import reading
 from rlinf_actors.net.further_arenas import owned
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.runtime import Runtime
@@ -52,6 +53,9 @@ class ChannelHost(Worker):
         keep = functools.partial(owned, copy=runtime.copy)
         send, watch, emulated = server.send, runtime.watched.watch, runtime.emulated
         queue_server = QueueServer(queue, send, watch, keep, ending.begin, emulated)
+
+        if reading.active is not None:
+            reading.active.leave_to_loop()
 
         async def serve() -> None:
             server.serve(typing.get_args(frames.ChannelFrame), queue_server.handle)

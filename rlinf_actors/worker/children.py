@@ -40,10 +40,11 @@ from rlinf_actors.net.unix_sockets import SUFFIX, peer_of
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 from rlinf_actors.wire.template_protocol import NodeRegistered, WorkerPlace
-from rlinf_actors.wire.values import ExitReport, WorkerSpec, ending
+from rlinf_actors.wire.values import ExitReport, WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.child_table import Child, ChildRefused, ChildTable, Outgoing
 
@@ -106,7 +107,7 @@ class Children:
             file.write(msgspec.msgpack.encode([bytes(part) for part in parts]))
 
     def grant(self, sock: socket.socket, child: Child, siblings: int) -> None:
-        spec = msgspec.structs.replace(self._spec, id=child.id, world_size=siblings, env={}, sys_path=[], preload=[])
+        spec = msgspec.structs.replace(self._spec, id=child.id, world_size=siblings, env={}, sys_path=(), preload=())
         try_send(sock, packets.Granted(self._spec.id, spec, self._place), self._extras)
 
     def remove_socket(self, child: Child) -> None:
@@ -318,7 +319,9 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
         raise RemoteWireError(f"it answered {type(granted).__name__}")
     parts = msgspec.msgpack.decode(attached, type=list[bytes]) if attached else []
     extras = payload.decode(AuthenticatedParts(parts)) if parts else {}
-    context = worker_context.start(address, granted.spec, granted.place, extras, parent=granted.parent)
+    from rlinf_actors.worker.opening import open_worker  # here, so that a driver does not load it
+
+    context = open_worker(address, granted.spec, granted.place, extras, parent=granted.parent)
     forked_from = worker_context.current()
     context.lease_page = forked_from.lease_page if forked_from is not None else None
     refusal = UsageError(f"{address.get_name()} is a child of a worker, and takes no calls: call its worker")
@@ -409,6 +412,8 @@ def _listen(context: worker_context.WorkerContext) -> None:
 
 class _Answered:
     """Waits for one answer of a peer: the future `done` is set when the peer answers or has died."""
+
+    anywhere = False
 
     def __init__(self) -> None:
         self.done = asyncio.get_running_loop().create_future()

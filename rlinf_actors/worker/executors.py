@@ -5,7 +5,9 @@
 * A class with any ``async def`` runs everything on one event loop of the main thread, so its state needs no lock.
 * Methods marked ``@Worker.concurrent`` have threads of their own in both cases.
 
-The server submits calls on the I/O thread. `worker.main` chooses the executor and gives it the main thread.
+The server submits calls, on the I/O thread or on a thread of an executor, which reads the sockets itself while it is
+idle (`net.reading`): a call then passes no other thread. `worker.main` chooses the executor and gives it the main
+thread.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ import os
 import queue
 import select
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import UsageError
+from rlinf_actors.net import reading
 from rlinf_actors.net.loop import call_soon, new_event_loop
+from rlinf_actors.net.loop_reader import LoopReader
+from rlinf_actors.net.reading_queues import WaitingQueue
 from rlinf_actors.worker.invocation import Invocation, own_steps
 from rlinf_actors.worker.standstill import Unwound
 
@@ -53,7 +58,10 @@ def _longest(running: Iterable[Invocation | None], waiting: int) -> Activity:
 
 class Executor(Protocol):
     def submit(self, invocation: Invocation) -> None:
-        """Queue a call to run when its turn comes. I/O thread only."""
+        """Queue a call to run when its turn comes. Any thread, one at a time."""
+
+    def submit_all(self, invocations: Sequence[Invocation]) -> None:
+        """Queue several calls of one method, in order."""
 
     def idle(self) -> bool:
         """Return True if no call is queued.
@@ -94,14 +102,21 @@ class SerialExecutor:
     """Runs one call at a time, in order of arrival, on the main thread."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Invocation] = queue.SimpleQueue()
+        active = reading.active
+        # SimpleQueue has no lock that a stopped thread of a robot worker could keep
+        self._queue: queue.SimpleQueue[Invocation] | WaitingQueue[Invocation] = (
+            queue.SimpleQueue() if active is None else WaitingQueue(active)
+        )
         self._running: list[list[Invocation | None]] = []  # a slot for each thread, which alone writes it
+        self.submit: Callable[[Invocation], None] = self._queue.put
+        self.idle: Callable[[], bool] = self._queue.empty
 
-    def submit(self, invocation: Invocation) -> None:
-        self._queue.put(invocation)
-
-    def idle(self) -> bool:
-        return self._queue.empty()
+    def submit_all(self, invocations: Sequence[Invocation]) -> None:
+        if isinstance(self._queue, WaitingQueue):
+            self._queue.put_all(invocations)
+        else:
+            for invocation in invocations:
+                self._queue.put(invocation)
 
     def begin(self, make: Callable[[], Any]) -> Any:
         return forks.guarded(CONSTRUCTOR, make)
@@ -173,6 +188,9 @@ class BesideExecutor:
     def submit(self, invocation: Invocation) -> None:
         self._beside.get(invocation.method, self.main).submit(invocation)
 
+    def submit_all(self, invocations: Sequence[Invocation]) -> None:
+        self._beside.get(invocations[0].method, self.main).submit_all(invocations)
+
     def idle(self) -> bool:
         return self.main.idle() and all(beside.idle() for beside in self._beside.values())
 
@@ -213,13 +231,18 @@ class LoopExecutor:
         self._instance: Any = None
         self._thread = 0
         self._on_loop_start = on_loop_start
-        self._made_in = forks.generation()
+        self._made_in = forks.generation
         self._loop.call_soon(on_loop_start)
         forks.watch(self)
 
     def submit(self, invocation: Invocation) -> None:
         self._queue.append(invocation)
         if self._due.acquire(blocking=False):  # one wake-up for all calls that arrive before it is served
+            call_soon(self._loop, self._pump)
+
+    def submit_all(self, invocations: Sequence[Invocation]) -> None:
+        self._queue.extend(invocations)
+        if self._due.acquire(blocking=False):
             call_soon(self._loop, self._pump)
 
     def idle(self) -> bool:
@@ -229,7 +252,14 @@ class LoopExecutor:
         self._instance = instance
         asyncio.set_event_loop(self._loop)
         self._thread = threading.get_ident()
+        self._loop.call_soon(self._read)
         forks.guarded("a task or callback of user code", self._loop.run_forever)
+
+    def _read(self) -> None:
+        """Let the loop read the calls itself."""
+        reader = LoopReader.of(self._loop)  # None if the I/O thread alone reads
+        if reader is not None:
+            reader.awaited += 1
 
     def note_fork(self) -> None:
         """Stop the event loop in a process that user code has just forked, before the loop's next turn.
@@ -271,7 +301,7 @@ class LoopExecutor:
             self._loop.call_soon(self._on_loop_start)  # before calls arrive
 
     def _pump(self) -> None:
-        if forks.generation() != self._made_in:
+        if forks.generation != self._made_in:
             return  # a forked child: the calls are the parent's
         self._due.release()
         began = False  # a coroutine of this batch has not taken its first step: no call may overtake it

@@ -16,13 +16,15 @@ import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from rlinf_actors import forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import call_soon
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
-from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.payload import NO_PARTS, AuthenticatedParts
 from rlinf_actors.worker.standstill import Unwound
 
 log = logging.getLogger(__name__)
@@ -46,11 +48,11 @@ class CallRefusedError(Exception):
 
 
 def _end_if_forked(here: int, what: str, error: BaseException | None = None) -> None:
-    """End this process if user code has forked it since `forks.generation` returned *here*.
+    """End this process if user code has forked it since `forks.generation` was *here*.
 
     *what* names the user's code, and *error* is the exception that it raised; both are for the message on stderr.
     """
-    if forks.generation() != here:
+    if forks.generation != here:
         forks.end_child(what, error)
 
 
@@ -61,7 +63,7 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
     If the coroutine forks the process, end the forked process before it can run the event loop. *what* names the
     coroutine in messages.
     """
-    here = forks.generation()
+    here = forks.generation
     advance: Callable[[Any], Any] = coroutine.send
     given: Any = None
     while True:
@@ -85,42 +87,30 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
             advance, given = coroutine.throw, error
 
 
-class Invocation:
+class Invocation(msgspec.Struct, eq=False):
     """One call that a peer made to this worker, or one stream if *window* is not 0. An executor runs it.
 
     The I/O thread sets `cancelled` when the caller gives up. An executor does not start a cancelled call. An executor
     that can interrupt a running call sets `stop`, and `cancel` then calls `stop`.
     """
 
-    __slots__ = (
-        "_copy", "_granted", "_reply", "_wake", "began", "cancelled", "deadline", "id", "method", "parts", "peer",
-        "stop", "window",
-    )  # fmt: skip
+    peer: bytes
+    id: int
+    method: str
+    parts: AuthenticatedParts
+    _reply: Reply
+    _copy: payload.Copy
+    deadline: float  # CLOCK_MONOTONIC, in seconds; 0 for none
+    window: int
+    cancelled: bool = False
+    began: float = 0.0  # CLOCK_MONOTONIC, in seconds
+    stop: Callable[[], object] | None = None
+    _credited: int = 0  # written by the I/O thread alone
+    _wake: Callable[[], object] | None = None
 
-    def __init__(
-        self,
-        peer: bytes,
-        call: int,
-        method: str,
-        parts: AuthenticatedParts,
-        reply: Reply,
-        copy: payload.Copy,
-        deadline_s: float,
-        window: int,
-    ) -> None:
-        self.peer = peer
-        self.id = call
-        self.method = method
-        self.parts = parts
-        self.deadline = time.monotonic() + deadline_s if deadline_s else 0.0
-        self.window = window
-        self.cancelled = False
-        self.began = 0.0  # CLOCK_MONOTONIC, in seconds
-        self.stop: Callable[[], object] | None = None
-        self._reply = reply
-        self._copy = copy
-        self._granted = window  # written by the I/O thread alone
-        self._wake: Callable[[], object] | None = None
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return self.peer, self.id
 
     def cancel(self) -> None:
         """Stop the call, because its caller no longer waits for the answer. I/O thread only."""
@@ -130,7 +120,7 @@ class Invocation:
 
     def credit(self, n: int) -> None:
         """Let the stream send *n* more items. I/O thread only."""
-        self._granted += n
+        self._credited += n
         wake = self._wake  # the stream may end meanwhile, on its thread
         if wake is not None:
             wake()
@@ -150,8 +140,10 @@ class Invocation:
         method = getattr(instance, self.method, None)
         if not callable(method):
             raise CallRefusedError(f"{type(instance).__name__} has no method {self.method}()")
+        if self.parts is NO_PARTS:
+            return method, (), {}
         args, kwargs = payload.decode_call(self.parts)
-        self.parts = AuthenticatedParts()
+        self.parts = NO_PARTS
         return method, args, kwargs
 
     def succeed(self, value: Any, seconds: float) -> None:
@@ -159,6 +151,9 @@ class Invocation:
 
         *seconds* is the time that the method ran; the caller gets it too.
         """
+        if value is None:
+            self._reply(self, frames.Ok(self.id, seconds), ())
+            return
         try:
             parts = payload.encode(value, f"the result of {self.method}()", copy=self._copy)
         except SerializationError as error:
@@ -191,7 +186,7 @@ class Invocation:
         if self.cancelled:
             return
         self.began = start = time.perf_counter()
-        here = forks.generation()
+        here = forks.generation
         try:
             method, args, kwargs = self._bind(instance)
             start = time.perf_counter()
@@ -205,7 +200,8 @@ class Invocation:
             _end_if_forked(here, f"{self.method}()", error)
             self.fail(error)
             return
-        _end_if_forked(here, f"{self.method}()")
+        if forks.generation != here:
+            forks.end_child(f"{self.method}()", None)
         self.succeed(value, time.perf_counter() - start)
 
     def _stream_here(self, items: Any, here: int) -> None:
@@ -219,7 +215,7 @@ class Invocation:
         try:
             for item in items:
                 _end_if_forked(here, f"{self.method}()")
-                while sent >= self._granted and not self.cancelled:
+                while sent >= self.window + self._credited and not self.cancelled:
                     room.get()
                 if self.cancelled:
                     return
@@ -238,7 +234,7 @@ class Invocation:
         await own_steps(self._run_async(instance), f"{self.method}()")
 
     async def _run_async(self, instance: Any) -> None:
-        here = forks.generation()
+        here = forks.generation
         self.began = start = time.perf_counter()
         try:
             method, args, kwargs = self._bind(instance)
@@ -270,9 +266,9 @@ class Invocation:
         self._wake = lambda: call_soon(loop, room.set)
         try:
             async for item in items:
-                while sent >= self._granted:
+                while sent >= self.window + self._credited:
                     room.clear()
-                    if sent >= self._granted:  # else credit came between the check and the clear
+                    if sent >= self.window + self._credited:  # else credit came between the check and the clear
                         await room.wait()
                 sent += 1
                 self._send_item(item)
@@ -281,10 +277,8 @@ class Invocation:
             await items.aclose()
 
 
-class TracedInvocation(Invocation):
+class TracedInvocation(Invocation, eq=False):
     """An Invocation that records when its method runs, with an arrow from the call."""
-
-    __slots__ = ()
 
     def run(self, instance: Any) -> None:
         with self._traced():

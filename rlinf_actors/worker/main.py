@@ -37,6 +37,8 @@ from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, 
 from rlinf_actors.group.class_facts import check_lease_hook, public_methods
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.net import reading
+from rlinf_actors.net.held_signals import not_held
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire import failure, frames, payload
@@ -57,12 +59,25 @@ from rlinf_actors.worker.executors import (
     uses_event_loop,
 )
 from rlinf_actors.worker.lease_guard import Guard
+from rlinf_actors.worker.master_store import serve_on_one_address
+from rlinf_actors.worker.opening import open_worker
 from rlinf_actors.worker.resized import resized
 from rlinf_actors.worker.standstill import Unwound
 from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.worker import Worker
 from rlinf_actors.worker.worker_server import Creation
 
+LATER_IMPORTS = (
+    "rlinf_actors.channel.channel",
+    "rlinf_actors.hardware.extensions",
+    "rlinf_actors.net.local_network",
+    "rlinf_actors.placement.component",
+    "rlinf_actors.security.keyfile",
+    "rlinf_actors.worker.channelhost",
+)
+"""Modules that a worker may import later. Its template imports them before it forks: an upgrade may have replaced their
+files by then.
+"""
 STUCK_S = 0.1
 """Seconds that the main thread has to run its signal handler before the I/O thread may end the process."""
 
@@ -99,10 +114,17 @@ class OrderlyExit:
         else:
             os.dup2(taken, self._loop, inheritable=False)
 
+    @not_held
     def _leave(self, number: int, frame: FrameType | None) -> None:
         if self._begun:
             return  # sent again
         self._begun = True
+        if reading.active is None:
+            self._end()
+        else:
+            reading.active.after_handling(self._end)
+
+    def _end(self) -> None:
         try:
             atexit._run_exitfuncs()
         except BaseException:  # noqa: BLE001 - no caller: stderr is part of the exit report
@@ -185,7 +207,7 @@ def _start(
     spec: WorkerSpec, place: packets.WorkerPlace, control: TemplateSocket, guard: Guard | None
 ) -> worker_context.WorkerContext:
     """Start the runtime, bind the sockets, and send WorkerUp to the template. Runs before any user code."""
-    context = worker_context.start(
+    context = open_worker(
         WorkerAddress(spec.group, spec.rank),
         spec,
         place,
@@ -273,6 +295,8 @@ def _construct(
     except ValueError as error:
         raise WorkerStartError(f"its owner sends variables that this version cannot set: {error}") from None
     where = f"{sys.executable} on {context.place.node}"
+    if context.spec.rank == 0:
+        serve_on_one_address(creation.frame.env, worker_context.make_logger(context.address.get_name()))
     extension = os.environ.get(EXT_MODULE)
     if extension or creation.frame.extensions:
         from rlinf_actors.hardware import extensions

@@ -53,7 +53,7 @@ class SharedCalls:
 
     Attributes:
         held: what waits on each link, in order; the first is a SharedCall whose parts are not there. A link is here
-            until all of it is handled.
+            until all of it is handled, so other threads leave the frames of a link that is here to the loop.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SharedCalls:
                 loop.call_soon(self._go_on, link, waiting)  # what waits belongs to other calls
                 raise
         if self.held.get(link) is waiting:
-            del self.held[link]
+            del self.held[link]  # last: until then no other thread handles frames of this link
 
     def _want(self, link: bytes, id: int) -> None:
         waiting = self.held.get(link)

@@ -131,7 +131,7 @@ class Worker(Routing, Channels, OlderNames, Profiled):
             text = environ.get(name, "")
             return int(text) if text.lstrip("-").isdigit() else default
 
-        self._worker_address = address
+        self._worker_address = context.address if context is not None and context.address == address else address
         self._rank = address.rank
         self._world_size = world_size
         self._group_name = address.root_group_name

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
+from rlinf_actors import forks
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging import addressing, contents, pieces
@@ -110,9 +111,8 @@ class Messaging:
             ProtocolMismatchError: the receiver is a child of a worker that runs an older version.
         """
         messenger = self._messenger("send()", options)
-        to = addressing.address(dst_group_name, dst_rank)
-        work = messenger.send(to, object, piggyback_payload, now=not async_op, options=options)
-        return _result(work, async_op, options)
+        work = messenger.send(dst_group_name, dst_rank, object, piggyback_payload, now=not async_op, options=options)
+        return None if work is None else _result(work, async_op, options)
 
     @overload
     def recv(
@@ -193,9 +193,8 @@ class Messaging:
         """
         messenger = self._messenger("send_tensor()", options)
         contents.check_tensor(tensor, "send_tensor()")
-        to = addressing.address(dst_group_name, dst_rank)
-        work = messenger.send(to, tensor, None, now=not async_op, options=options, in_pieces=True)
-        return _result(work, async_op, options)
+        work = messenger.send(dst_group_name, dst_rank, tensor, None, now=not async_op, options=options, in_pieces=True)
+        return None if work is None else _result(work, async_op, options)
 
     @overload
     def recv_tensor(
@@ -246,7 +245,8 @@ class Messaging:
         Raises:
             TypeError: the received object is not a tensor.
             ValueError: shape or dtype differ; the text names both, and *tensor* is unchanged.
-            PeerDiedError, GroupNotFoundError, CallTimeoutError: as for `recv`.
+            PeerDiedError, GroupNotFoundError, CallTimeoutError: as for `recv`. *tensor* may hold a part of what was
+                sent, and nothing writes to it any more.
         """
         contents.check_tensor(tensor, "recv_tensor()")
         work: AsyncWork[None] | None = self._receive(
@@ -318,6 +318,8 @@ class Messaging:
     ) -> Any:
         timeout = waiting(timeout)
         messenger = self._messenger(what, options)
+        if into is None and not async_op:
+            return messenger.blocking.receive(group, rank, timeout)
         sender = addressing.address(group, rank)
         if into is None:
             work = messenger.receive(sender)
@@ -330,15 +332,17 @@ class Messaging:
         if not async_op:
             return messenger.wait(work, timeout)
         if timeout is not None:
-            messenger.limit(work, timeout)
+            work.limit(timeout)
         return work
 
     def _messenger(self, what: str, options: Any) -> Messenger:
-        problem = _options_error(options)
+        problem = None if options is None else _options_error(options)
         if problem is not None:
             raise problem
         context = self._context
-        if context is None or not context.is_here or self._worker_address != context.address:
+        address = self._worker_address
+        here = context is not None and context.made_in == forks.generation
+        if context is None or not here or (address is not context.address and address != context.address):
             raise UsageError(
                 f"{what} of {self._worker_name} was called in process {os.getpid()}, which is not its own. A process "
                 "that a worker has started becomes a member when it constructs "

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.config.profiling_config import ProfileConfig, TorchProfileConfig
 from rlinf_actors.hardware.profiler_windows import profiler_of
 from rlinf_actors.model.hardware import AcceleratorType
 
 if TYPE_CHECKING:
     import logging
 
+    from rlinf_actors.config.profiling_config import ProfileConfig, TorchProfileConfig
     from rlinf_actors.worker.context import WorkerContext
 
 
@@ -40,6 +40,8 @@ class Profiled:
         config = self._profiling()
         if config is None or (step_idx is not None and not config.should_profile_step(step_idx)):
             return
+        from rlinf_actors.config.profiling_config import TorchProfileConfig
+
         if isinstance(config, TorchProfileConfig):
             if config.profiles_worker(self._group_name, self._rank) and self._torch_profile is None:
                 self._start_torch(config, step_idx)

@@ -22,6 +22,7 @@ SYSTEMD = "/lib/systemd/systemd"
 BOOT = """
 set -e
 mount --make-rprivate /
+eval "$5"
 mount --make-rshared /      # what a container manager leaves; credentials are mounted for services
 for part in ${3:+bin sbin lib/systemd lib/x86_64-linux-gnu}; do
     [ ! -d "$3/usr/$part" ] || mount -t overlay overlay -o "lowerdir=$3/usr/$part:/usr/$part" "/usr/$part"
@@ -91,13 +92,14 @@ class Box:
 
 
 @contextlib.contextmanager
-def box(units: dict[str, str], version: str = "") -> Iterator[Box]:
+def box(units: dict[str, str], version: str = "", prepare: str = "") -> Iterator[Box]:
     """Boot with these files in /run/systemd/system; remove everything afterwards.
 
     Args:
         units: name to text.
         version: a directory with another systemd than this machine's: Debian packages that `dpkg -x` unpacked there,
             with the libraries that this machine lacks for it, all of it below usr.
+        prepare: a shell command that arranges the mount namespace.
     """
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix="sd-", dir="/tmp"))
@@ -113,7 +115,7 @@ def box(units: dict[str, str], version: str = "") -> Iterator[Box]:
         stack.callback(remove, cgroup)
         command = [
             "sh", "-c", 'echo 0 > "$0/cgroup.procs"; exec unshare -mpuiC --fork --kill-child=SIGKILL sh -c "$@"',
-            str(cgroup), BOOT, "boot", f"{place}/units", f"{place}/ready", version, SYSTEMD,
+            str(cgroup), BOOT, "boot", f"{place}/units", f"{place}/ready", version, SYSTEMD, prepare,
         ]  # fmt: skip
         started = stack.enter_context(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
         stack.callback(started.kill)

@@ -342,6 +342,22 @@ async def test_sweep_spares_a_process_with_a_reused_pid():
     assert procfs.stat(process.pid) is None
 
 
+async def test_sweep_spares_a_process_that_got_the_pid_after_the_search(monkeypatch):
+    """Between the search and the kill another process may get the pid."""
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:  # noqa: ASYNC220
+        started = procfs.stat(process.pid).started
+        looks = [started, started + 1]  # the second look finds another process
+
+        def stat(pid, found=procfs.stat):
+            known = found(pid)
+            return known._replace(started=looks.pop(0) if len(looks) > 1 else looks[0]) if pid == process.pid else known
+
+        monkeypatch.setattr(procfs, "stat", stat)
+        await adoption.sweep([], {process.pid: started})
+        assert process.poll() is None
+        process.kill()
+
+
 async def test_sweep_kills_the_session_of_an_ended_process():
     code = "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=2).pid)"
     command = [sys.executable, "-c", code]

@@ -18,12 +18,14 @@ from agentd.config import (
     for_reaping,
     inherited_environment,
     key_of,
+    launch_rules,
     load,
     reload,
 )
 from agentd.run_dir import RunDir, default_run_dir
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
+from rlinf_actors.wire.launch_rules import LaunchRules
 
 WHOLE = """
 [head]
@@ -227,6 +229,26 @@ def test_reload_applies_env_and_lists_fields_that_need_a_restart():
     assert changes.config == Config(name="a", env={"X": "2"}, stop_grace_s=3, files=("a", "b"))
     assert (changes.applied, changes.restart) == (("node.env",), ("node.name",))
     assert reload(current, current) == Changes(current, (), ())
+
+
+def test_rules_of_launches_are_read_and_change_on_reload(tmp_path):
+    path = written(tmp_path, '[admit]\ndrivers = ["a", "@arms", "@local"]\nrobots = ["@arms"]\nnested = false\n')
+    config = load({"config": path, "head": True}, {})
+    assert launch_rules(config) == LaunchRules(("a", "@arms", "@local"), ("@arms",), False)
+    assert launch_rules(msgspec.structs.replace(config, embedded=True)) == LaunchRules(), "the driver's own"
+    strict = load({"config": written(tmp_path, ""), "head": True, "strict": True}, {})
+    assert launch_rules(strict) == LaunchRules(())
+    assert reload(config, strict).config.drivers is None
+    mapped = msgspec.structs.replace(config, users={"a": "lab-a", "b": "lab-b"})
+    assert launch_rules(mapped).users == ("a", "b")
+    assert launch_rules(msgspec.structs.replace(mapped, users={"a": "lab-a", "*": "lab-b"})).users is None
+    many = ", ".join(f'"d{number}" = "lab"' for number in range(1025))
+    path = written(tmp_path, f"[workers]\nusers = {{ {many} }}\n")
+    with pytest.raises(ConfigError, match="more than 1,024 drivers"):
+        load({"config": path, "head": True}, {})
+    with pytest.raises(ConfigError) as error:
+        load({"config": written(tmp_path, '[admit]\nrobots = ["@"]\n'), "head": True}, {})
+    assert error.value.path == "admit.robots"
 
 
 def test_every_field_is_named_by_its_key_in_the_file():

@@ -73,7 +73,7 @@ async def test_dead_waiter_leaves_the_queue_and_unlock_frees_the_lock(tmp_path):
 
 async def test_dead_template_frees_its_workers_locks(tmp_path):
     async with children(tmp_path, resources=GPUS) as (kids, reports):
-        first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b", preload=["json"])
+        first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b", preload=("json",))
         kids.start(order([first]))
         await locked(reports, first)
         kids.start(order([second]))

@@ -16,6 +16,7 @@ from agentd import state_events as e
 from agentd.launch_plan import Rules
 from agentd.node_report import HardwareQueries, read_answer
 from agentd.session import Session
+from agentd.users import Users
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError
 from rlinf_actors.hardware.child_process import ChildEnd
 from rlinf_actors.head import operations
@@ -72,7 +73,9 @@ class Lab:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.answer: asyncio.Future[HardwareAnswer] = loop.create_future()
         report = NodeReport("n0", "n0", "127.0.0.1", "h", 1, 1, "3", "/py")
-        self.agent = Session(self.network, ENDPOINT, report, query_hardware=self._query)
+        self.agent = Session(
+            self.network, ENDPOINT, report, query_hardware=lambda question, driver: self._query(question)
+        )
         self.agent.attach(NoWorkers())
         self.running = loop.create_task(self.agent.run())
         self.driver = ControlClient(self.network, ENDPOINT, b"driver:d1", lambda notice: None)
@@ -197,16 +200,16 @@ def test_answer_of_a_child_is_returned_unchanged():
 
 async def test_forbidden_interpreter_is_not_started(tmp_path):
     rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/nowhere",))
-    looker = HardwareQueries(rules, str(tmp_path), lambda: dict(os.environ), described=False)
+    looker = HardwareQueries(rules, str(tmp_path), lambda: dict(os.environ), described=False, users=Users.of_agentd())
     answer = await looker.query(HardwareQuestion("Arm", 0, interpreter=sys.executable))
     assert answer.kind == "failed"
     assert "is not below a directory that agentd allows there (/nowhere)" in answer.text
 
 
 async def test_variable_with_a_nul_byte_is_refused(tmp_path):
-    looker = HardwareQueries(Rules("n0", ""), str(tmp_path), dict, described=False)
+    looker = HardwareQueries(Rules("n0", ""), str(tmp_path), dict, described=False, users=Users.of_agentd())
     answer = await looker.query(HardwareQuestion("Arm", 0, env={"A": "\0"}))
-    assert answer.text == "'A'='\\x00' cannot be an environment variable"
+    assert answer.text == "A holds a NUL byte, which no environment can"
 
 
 async def test_interpreter_without_our_packages_names_packages_to_install(tmp_path):
@@ -214,7 +217,7 @@ async def test_interpreter_without_our_packages_names_packages_to_install(tmp_pa
     python = str(tmp_path / "venv" / "bin" / "python")
     (tmp_path / "rlinf_actors").symlink_to(f"{ROOT}/rlinf_actors")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    looker = HardwareQueries(Rules("n0", ""), str(tmp_path), lambda: env, described=False)
+    looker = HardwareQueries(Rules("n0", ""), str(tmp_path), lambda: env, described=False, users=Users.of_agentd())
     answer = await looker.query(HardwareQuestion("Arm", 0, interpreter=python))
     assert answer.kind == "failed"
     assert answer.text.startswith(f"interpreter {python} has no msgspec (No module named 'msgspec'): run '{python} -m ")
@@ -223,7 +226,9 @@ async def test_interpreter_without_our_packages_names_packages_to_install(tmp_pa
 @pytest.mark.parametrize(("described", "skipped"), [(True, True), (False, False)])
 async def test_described_node_skips_the_hardware_check(tmp_path, described, skipped):
     (tmp_path / "lab_arm.py").write_text(ARM)
-    looker = HardwareQueries(Rules("n0", ""), ROOT, lambda: dict(os.environ), described=described)
+    looker = HardwareQueries(
+        Rules("n0", ""), ROOT, lambda: dict(os.environ), described=described, users=Users.of_agentd()
+    )
     env = {"PYTHONPATH": str(tmp_path), "RLINF_EXT_MODULE": "lab_arm"}
     answer = await looker.query(HardwareQuestion("LabArm", 4, '[{"node_rank": 4}]', env=env))
     assert (answer.kind, answer.text) == ("", "")

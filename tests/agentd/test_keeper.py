@@ -1,5 +1,6 @@
 """The keeper's decisions, with a process table and a clock instead of the kernel's."""
 
+import asyncio
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ import pytest
 
 from agentd import keeper
 from agentd.keeper import ORPHANS_S, Keeper
+from agentd.keeper_client import KeeperClient
 
 TEMPLATE, WORKER = 7, 8
 KILLED = signal.SIGKILL.value
@@ -132,7 +134,7 @@ def test_stopping_keeper_keeps_its_deadline_after_a_hello(kept, kernel, agent, k
     due = kept._kill_templates_at
     kernel.now += 1.0
     kept._obey(theirs, {"do": "hello", "keep": keep}, [])
-    assert json.loads(ours.recv(100)) == {"keeper": os.getpid()}
+    assert json.loads(ours.recv(100)) == {"keeper": os.getpid(), "users": True}
     kept._disconnect(theirs)
     assert kept._kill_templates_at == due
 
@@ -148,3 +150,66 @@ def test_stopping_keeper_starts_no_template(kept, agent, monkeypatch):
         kept._obey(theirs, {"do": "start"}, [order.fileno()])
     ours.recv(100)
     assert json.loads(ours.recv(100)) == {"errno": errno.ESHUTDOWN}
+
+
+# --- agentd's end ---
+
+
+@pytest.fixture
+async def greeted(tmp_path):
+    """agentd's client of a keeper, and that keeper's end of the connection, before the keeper has said anything."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "keeper"))
+        listener.listen(1)
+        client = KeeperClient(asyncio.get_running_loop(), tmp_path, keep=True)
+        client.begin()
+        peer, _ = listener.accept()
+        with peer:
+            assert json.loads(peer.recv(4096))["do"] == "hello"
+            yield client, peer
+            client.abandon()
+
+
+AS = {"uid": 1, "gid": 1, "groups": [], "umask": 0, "limits": {}}
+
+
+async def test_keeper_that_does_not_know_users_starts_no_process_as_another(greeted):
+    """One of an earlier version, which an upgrade left running, would start the process with its own rights."""
+    client, peer = greeted
+    starting = client.start(["/bin/true"], {}, [0, 0], AS)
+    peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        peer.recv(4096)
+    peer.send(json.dumps({"keeper": os.getpid()}).encode())
+    with pytest.raises(OSError, match="earlier version, which starts no processes as other users"):
+        await starting
+    with pytest.raises(OSError, match="earlier version"):
+        client.start(["/bin/true"], {}, [0, 0], AS)
+    with pytest.raises(BlockingIOError):
+        peer.recv(4096)
+    own = client.start(["/bin/true"], {}, [0, 0])
+    assert json.loads(peer.recv(4096)) == {"do": "start"}
+    own.cancel()
+
+
+async def test_orders_that_wait_for_the_greeting_are_answered_in_the_order_of_their_sending(greeted):
+    client, peer = greeted
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    as_other, own = client.start(["/bin/a"], {}, [0, 0], AS), client.start(["/bin/b"], {}, [0, 0])
+    received = [socket.recv_fds(peer, 4096, 5)]
+    peer.send(json.dumps({"keeper": os.getpid(), "users": True}).encode())
+    loop.add_reader(peer.fileno(), readable.set)
+    await readable.wait()
+    loop.remove_reader(peer.fileno())
+    received.append(socket.recv_fds(peer, 4096, 5))
+    for number, starting in ((errno.ENOENT, own), (errno.EACCES, as_other)):
+        peer.send(json.dumps({"errno": number}).encode())
+        with pytest.raises(OSError, match=os.strerror(number)):
+            await starting
+    programs = []
+    for _, fds, _, _ in received:
+        order = json.loads(os.read(fds[0], 65536))
+        programs.append((order["argv"], order["user"]))
+        for fd in fds:
+            os.close(fd)
+    assert programs == [(["/bin/b"], None), (["/bin/a"], AS)]

@@ -30,8 +30,10 @@ def test_workers_environment_overrides_the_nodes():
     ("fields", "text"),
     [
         ({"path_env_merge_mode": "prepend"}, "must be 'append' or 'override'"),
-        ({"env": {"A=B": "1"}}, "'A=B'='1' cannot be an environment variable"),
-        ({"env": {"A": "\0"}}, "cannot be an environment variable"),
+        ({"env": {"A=B": "1"}}, "'A=B' cannot be the name of an environment variable"),
+        ({"env": {"A": "\0"}}, "A holds a NUL byte"),
+        ({"env": {f"A{number}": "1" for number in range(4000)}}, "4,001 environment variables"),
+        ({"env": {"A": "x" * (1 << 17) + "x"}}, "A has 131,074 characters"),
         ({"log_dir": "/\0"}, r"its log directory '/\x00' cannot be one"),
         ({"interpreter": "/no/such/python"}, "interpreter /no/such/python does not exist there"),
         ({"interpreter": "/etc/passwd"}, "interpreter /etc/passwd cannot be executed there"),

@@ -6,6 +6,7 @@ import pace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual_time import VirtualLoop
 
 from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, split
 from rlinf_actors.wire.agent_messages import UPDATE
@@ -58,8 +59,8 @@ def settled(lines):
 
 
 class Kit:
-    def __init__(self, tmp_path):
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, tmp_path, loop):
+        self.loop = loop
         self.reports, self.reads, self.dir = [], [], tmp_path / "ns"
         self.answered = asyncio.Event()
         self.logs = LogForwarder(self.loop, "n0", self._reported, self._read)
@@ -100,7 +101,15 @@ def append(path, text):
 
 @pytest.fixture
 def kit(tmp_path):
-    kit = Kit(tmp_path)
+    kit = Kit(tmp_path, asyncio.new_event_loop())
+    yield kit
+    kit.logs.close()
+    kit.loop.close()
+
+
+@pytest.fixture
+def virtual_kit(tmp_path):
+    kit = Kit(tmp_path, VirtualLoop())
     yield kit
     kit.logs.close()
     kit.loop.close()
@@ -157,7 +166,7 @@ def test_unreadable_file_is_reported_to_its_owner_once(kit):
     out.mkdir()
     kit.logs.grew(["w"])
     kit.logs.grew(["w"])
-    assert kit.lines() == [f"[rlinf-actors] output cannot be shown: {out}: Is a directory"]
+    assert kit.lines() == [f"[rlinf-actors] output cannot be shown: {out}: is no regular file"]
     assert kit.reads == ["w", "w"], "the file is read again when it has grown"
     out.rmdir()
     out.write_text("now\n")
@@ -167,7 +176,7 @@ def test_unreadable_file_is_reported_to_its_owner_once(kit):
 
 def test_credit_returned_during_a_report_is_used_later(tmp_path):
     """As while the head is away: the lines are dropped and their credit returned."""
-    kit = Kit(tmp_path)
+    kit = Kit(tmp_path, asyncio.new_event_loop())
 
     def dropped(report):
         kit.reports.append(report)
@@ -276,7 +285,8 @@ class TestFlush:
         assert len(kit.lines()) == 4096
         assert kit.reports[-1].left == 0
 
-    def test_flush_of_output_that_may_not_be_left_out_waits_as_long_as_credit_comes(self, kit):
+    def test_flush_of_output_that_may_not_be_left_out_waits_as_long_as_credit_comes(self, virtual_kit):
+        kit = virtual_kit
         wait_s = 0.2
         kit.add(keep=True).write_text(("x" * 1023 + "\n") * 4096)
         kit.logs.finish("w")

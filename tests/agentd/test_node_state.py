@@ -127,6 +127,13 @@ def test_each_lost_connection_causes_one_hello():
     ]
 
 
+def test_changed_description_is_told_at_once():
+    """Also while a hello with the old description is on its way."""
+    kit = Kit().join()
+    assert kit.do(e.NodeDescribed()) == [e.SayHello("life1", 2.5)]
+    assert [type(one) for one in kit.do(e.NodeDescribed())] == [e.SayHello]
+
+
 def test_hello_that_a_busy_head_has_received_is_not_repeated():
     kit = Kit()
     kit.do(e.StartSession())

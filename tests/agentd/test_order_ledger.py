@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from agentd.run_dir import OrderLedger
+from agentd.worker_process import running
 from rlinf_actors.wire.agent_messages import StartWorkers
+from rlinf_actors.wire.template_protocol import SurvivingWorker
 from rlinf_actors.wire.values import WorkerSpec
 
 
@@ -84,3 +86,14 @@ def test_unfinished_file_of_a_killed_agentd_is_removed(tmp_path):
     (tmp_path / "1-1.tmp").write_bytes(b"half")
     assert OrderLedger(tmp_path).read() == {}
     assert files(tmp_path) == 0
+
+
+def test_token_of_a_job_is_in_no_file_and_comes_from_the_template(tmp_path):
+    spec = WorkerSpec("w", "g", "ns", 0, 1, 0, {}, token="secret of the job")
+    OrderLedger(tmp_path).write(StartWorkers([spec], "d1", "m:C", "{}"))
+    [path] = tmp_path.iterdir()
+    assert b"secret" not in path.read_bytes()
+    known = OrderLedger(tmp_path).read()["w"]
+    assert known.spec.token == ""
+    found = running(known, SurvivingWorker("w", pid=7, token="secret of the job"))
+    assert (found.pid, found.spec) == (7, spec)

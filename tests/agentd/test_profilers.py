@@ -62,7 +62,7 @@ def test_other_programs_are_refused_with_file_and_key(rules: Rules, program: str
 
 def test_missing_program_and_robots_are_refused(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerStartError, match="holds robots"):
-        plan(replace(SPEC, claims=[Claim("k", "an arm")]), {}, rules)
+        plan(replace(SPEC, claims=(Claim("k", "an arm"),)), {}, rules)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(WorkerStartError, match=r"is not in the PATH of agentd there \(/nowhere\): install it"):
         plan(SPEC, {}, rules)

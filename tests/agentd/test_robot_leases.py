@@ -71,7 +71,7 @@ class Kit:
         self.do(e.StartSession())
         self.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0, "", 2.0)))
         specs = [
-            WorkerSpec("arm", "g", "ns", 0, 2, 0, {}, claims=[Claim("k", "Franka 10.10.10.1")]),
+            WorkerSpec("arm", "g", "ns", 0, 2, 0, {}, claims=(Claim("k", "Franka 10.10.10.1"),)),
             WorkerSpec("gpu", "g", "ns", 1, 2, 0, {}),
         ]
         self.started = self.do(e.HeadNotice(StartWorkers(specs, "d1")))
@@ -126,7 +126,7 @@ def test_beats_continue_after_an_own_stall():
 
 def test_start_order_read_after_a_stall_does_not_renew_expired_leases():
     kit = Kit()
-    late = WorkerSpec("late", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:2", "Arm 2")])
+    late = WorkerSpec("late", "g", "ns", 0, 1, 0, {}, claims=(Claim("Arm:2", "Arm 2"),))
     actions = kit.do(e.HeadNotice(StartWorkers([late], "d1")), 3.0)
     assert actions[0] == e.StopWorkers(["arm"], 0.0, "no word from the head for 3.0 s")
     assert e.RenewLeases(105.0, 2.0) in actions  # for the worker that starts; all other leases have ended

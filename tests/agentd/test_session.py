@@ -21,6 +21,7 @@ from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.failure_detection import RETRY_MIN_S
 from rlinf_actors.net.host import pid_start
+from rlinf_actors.net.link import peer_name
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.agent_messages import (
     ClientHello,
@@ -370,6 +371,23 @@ async def test_cut_off_node_is_lost_ends_its_workers_and_returns(lab, tmp_path):
     assert [(node.report.node_id, node.state, node.rank) for node in status.nodes] == [("n0", "ready", 0)]
 
 
+async def test_each_connection_to_the_head_has_an_identity_of_its_own(lab):
+    """Two with one identity could come to a starting head in the wrong order: the newer one would be deaf then."""
+    lost, drop = [], lab.network.drop
+
+    def is_lost(identity, header):
+        if lost or b"AgentHello" not in header:
+            return drop(identity, header)
+        lost.append(identity)
+        return True
+
+    lab.network.drop = is_lost
+    agent = lab.agent("n0")
+    await lab.until(lambda: agent.registered == 1)
+    assert agent.identity != lost[0]
+    assert peer_name(agent.identity) == peer_name(lost[0])
+
+
 async def test_failed_connection_is_tried_again_and_logged_once(lab, monkeypatch):
     agent = lab.agent("n0")
     await lab.until(lambda: agent.registered == 1)
@@ -406,7 +424,7 @@ async def test_robot_worker_of_a_cut_off_node_ends_first_and_its_owner_is_notifi
     driver = await lab.driver()
     await driver.ask(GetNodes(1))
     await driver.launch("plain", [0])
-    arm = WorkerSpec("arm-0", "arm", "ns", 0, 1, 0, {}, claims=[Claim("Franka:1", "Franka 1")])
+    arm = WorkerSpec("arm-0", "arm", "ns", 0, 1, 0, {}, claims=(Claim("Franka:1", "Franka 1"),))
     await driver.ask(Launch("ns", "arm", "m:C", [arm]))
     beats = asyncio.get_running_loop().create_task(_beat(driver))
     await lab.until(lambda: len(agent.children.renewals) > 3)
@@ -519,7 +537,7 @@ async def test_stall_of_the_agent_ends_robot_leases_and_is_logged_once(lab, monk
     agent = lab.agent("n0")
     driver = await lab.driver("d1")
     await driver.ask(GetNodes(1))
-    spec = WorkerSpec("arm-0", "arm", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
+    spec = WorkerSpec("arm-0", "arm", "ns", 0, 1, 0, {}, claims=(Claim("Arm:1", "Arm 1"),))
     await driver.ask(Launch("ns", "arm", "m:C", [spec]))
     await lab.until(lambda: "arm-0" in agent.children.alive)
     session, loop = agent.session, asyncio.get_running_loop()

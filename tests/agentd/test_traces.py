@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,18 @@ def test_only_names_of_traces_are_read(files: TraceFiles, name: str) -> None:
     answer = files.answer(TraceQuestion("job", name), [])
     assert answer.data == b""
     assert "there is no trace" in answer.fault
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_in_a_traces_place_does_not_hold_agentd(files: TraceFiles, tmp_path: Path) -> None:
+    """A worker can put a FIFO there, whose reader would wait for ever, or a link."""
+    trace = Path(files.path_for(spec("w-0")))
+    (tmp_path / "secret").write_text("of agentd's user")
+    os.mkfifo(trace)
+    trace.with_name("w-1").symlink_to(tmp_path / "secret")
+    for name in ("w-0", "w-1"):
+        answer = files.answer(TraceQuestion("job", name), [])
+        assert (answer.data, bool(answer.fault)) == (b"", True)
 
 
 def test_job_sees_only_its_own_traces(files: TraceFiles) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT
 
 HERE = Path(__file__).resolve().parent
 AGENT, WORKERS = "rlinf-agentd@root", "rlinf-workers@root"
+ROOT_AGENT, ROOT_WORKERS = "rlinf-agentd", "rlinf-workers"
+sys.path.insert(0, str(HERE.parent / "security"))
+
+from mapped_kit import LAB, USERS, make_accounts  # noqa: E402
+
+MAPPED = '[workers]\nusers = { "*" = "lab-a" }\nlimits = { core = 0 }\n'
 PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.executable} -m rlinf_actors.cli.main"}
 
 
@@ -48,27 +55,35 @@ def box(tmp_path, keys, request):  # the steps of "Install" in docs/how-to/opera
     head = "User=root\nPrivateTmp=no\nProtectSystem=full\nEnvironment=RLINF_ACTORS_LISTEN=127.0.0.1:0\n"
     files[f"{unit_files.HEAD}.d/test.conf"] = paths + head
     watchdog = f"WatchdogSec={request.config.option.watchdog_seconds or 60}\n"
-    files[f"{unit_files.AGENTD}.d/test.conf"] = (
-        f"{paths}{watchdog}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
-    )
-    files[f"{unit_files.WORKERS}.d/test.conf"] = paths
+    for name in (unit_files.AGENTD, unit_files.ROOT_AGENTD):
+        files[f"{name}.d/test.conf"] = f"{paths}{watchdog}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
+    for name in (unit_files.WORKERS, unit_files.ROOT_WORKERS):
+        files[f"{name}.d/test.conf"] = paths
     files["network-online.target"] = ""  # masked, so that systemd starts no services of a whole machine
-    with systemd_box.box(files, request.config.option.systemd) as started:
-        yield started
+    with tempfile.TemporaryDirectory(prefix="rlu-", dir="/tmp") as place:
+        os.chmod(place, 0o711)
+        make_accounts(Path(place))
+        accounts = f"{sys.executable} {HERE.parent}/security/mapped_agentd.py {place}"
+        with systemd_box.box(files, request.config.option.systemd, accounts) as started:
+            yield started
 
 
 @pytest.fixture
-def driver(box, tmp_path, keys):
-    """Start head, agent, and a driver with these variables; return a function that asks the driver, and the driver."""
+def driver(box, tmp_path, keys, request):
+    """Start head, agent, and a driver with these variables; return a function that asks the driver, and the driver.
+
+    The test may name the agent's unit, and tables of its configuration.
+    """
+    agent, config = getattr(request, "param", (AGENT, ""))
     box.ctl("start", "rlinf-head")
     address = box.ctl("show", "-P", "StatusText", "rlinf-head").removeprefix("listens on ")
     (tmp_path / "hw.json").write_text("{}")
     (tmp_path / "agentd.toml").write_text(
-        f'[head]\nconnect = "{address}"\n[hardware]\ndescribed = "{tmp_path}/hw.json"\n'
+        f'[head]\nconnect = "{address}"\n[hardware]\ndescribed = "{tmp_path}/hw.json"\n{config}'
     )
-    keys("join", keys("enroll", "n1", "--head", address))
-    box.ctl("start", AGENT)
-    assert box.ctl("show", "-P", "StatusText", AGENT) == f"registered; head: tcp://{address}; no accelerators or robots"
+    keys("join", "--dir", f"{tmp_path}/keys/root", keys("enroll", "n1", "--user", "root", "--head", address))
+    box.ctl("start", agent)
+    assert box.ctl("show", "-P", "StatusText", agent) == f"registered; head: tcp://{address}; no accelerators or robots"
     started = []
 
     def start(**env):
@@ -127,6 +142,33 @@ def test_workers_outlive_kill_and_hand_over_and_end_with_a_stop(box, driver, req
     box.ctl("stop", WORKERS)
     assert box.processes(f"{WORKERS}.service") == []
     assert not os.path.exists(f"/proc/{process.pid}/root/run/rlinf-agentd/root")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("driver", [(ROOT_AGENT, MAPPED)], indirect=True)
+def test_root_unit_runs_workers_as_the_users_of_their_drivers(box, driver, tmp_path):
+    limited = {} if without_limits() else {"memory.max": str(256 << 20), "pids.max": "100"}
+    ask, process = driver(LIMITS=json.dumps({"memory_limit": "256MiB", "pids_limit": 100} if limited else {}))
+    first, another = ask()
+    assert first["uids"] == another["uids"] == [USERS["lab-a"]] * 3 + [LAB] * 3
+    assert (first["capabilities"], first["no_new_privileges"], first["seccomp"]) == (["0" * 16], "1", "2")
+    assert (first["told"], first["cores"], first["home"].rpartition("/")[2]) == ([], 0, "home-lab-a")
+    assert f"/{ROOT_WORKERS}.service/rlinf-actors/" in first["cgroup"], "a worker has its own cgroup"
+    assert {name: first["limits"][name] for name in limited} == limited
+    version = int(box.ctl("show", "-P", "Version").split()[0].partition(".")[0])
+    box.ctl("kill", "-s", "KILL", "--kill-whom=main" if version >= 252 else "--kill-who=main", ROOT_AGENT)
+    again, another = ask()
+    assert (again, another["uids"]) == (first, first["uids"]), "the next agentd takes over the workers of users"
+    run = Path(f"/proc/{process.pid}/root/run/rlinf-agentd")
+    assert sorted(os.listdir(run)) == ["root", "root-users"]
+    box.ctl("stop", ROOT_AGENT)
+    assert box.processes(f"{ROOT_AGENT}.service") == []
+    assert len(box.processes(f"{ROOT_WORKERS}.service")) == 1, "only the keeper remains"
+    assert os.listdir(run) == []
+    config = tmp_path / "agentd.toml"
+    config.write_text(config.read_text().replace(MAPPED, ""))
+    box.popen("systemctl", "start", ROOT_AGENT).communicate()
+    assert box.ctl("show", "-P", "ExecMainStatus", ROOT_AGENT) == "78", "without users all workers would be root's"
 
 
 def without_limits() -> str:

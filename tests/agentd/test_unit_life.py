@@ -15,6 +15,7 @@ import pace
 import pytest
 import unit_kit as kit
 
+from agentd.run_dir import SECRET_BYTES
 from rlinf_actors import NodePlacementStrategy
 from rlinf_actors.testing import LocalCluster
 
@@ -32,7 +33,12 @@ def head():
 
 @pytest.fixture
 def place():
+    """The unit's directories. Each test's agentd knows the secret of those before it, and so takes the node's place."""
     with tempfile.TemporaryDirectory(prefix="un-", dir="/tmp") as path:
+        run = Path(path, "run")
+        run.mkdir(mode=0o700)
+        (run / "secret").touch(mode=0o600)
+        (run / "secret").write_text("0" * 2 * SECRET_BYTES)
         yield Path(path)
 
 
@@ -116,7 +122,7 @@ def test_stop_ends_workers_even_if_agentd_is_stalled(unit, group):
     unit.ended("timeout")
     assert_all_ended(pidfds)
     assert any(line.endswith("and are ended: 1") for line in unit.written())
-    assert sorted(path.name for path in unit.run_dir.iterdir() if path.is_file()) == ["lock"]
+    assert sorted(path.name for path in unit.run_dir.iterdir() if path.is_file()) == ["lock", "secret"]
     unit.start()  # tells the head of it
 
 

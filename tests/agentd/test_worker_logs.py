@@ -52,6 +52,8 @@ async def test_log_dir_of_the_launch_overrides_the_nodes(tmp_path):
         kids.start(order([one]))
         await reports.gone(one)
     assert (tmp_path / "mine" / "ns" / "g-0.out").read_text() == "here\n"
+    modes = {path: stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("mine", "mine/ns")}
+    assert modes == {"mine": 0o700, "mine/ns": 0o700}
     assert reports.lines == []
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pace
 import pytest
 from workers_kit import children, order, spec
@@ -20,6 +21,8 @@ from agentd.templates import MAX_IDLE
 from rlinf_actors import procfs
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.wire.agent_messages import WorkerReady
+from rlinf_actors.wire.launch_rules import LaunchRules
+from rlinf_actors.wire.values import Claim
 
 pytestmark = pytest.mark.live
 
@@ -52,6 +55,20 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
         kids.stop([one.id, "unknown"], 5)
         exit = await reports.gone(one)
         assert (exit.kind, exit.signal) == ("stopped", 15)
+
+
+async def test_worker_that_the_nodes_rules_do_not_admit_is_refused(tmp_path, caplog):
+    """Even if the head orders its start; the others of the order come up."""
+    async with children(tmp_path) as (kids, reports):
+        kids.admit(LaunchRules(("a",), ()))
+        one, robot, other = spec(), spec(claims=(Claim("arm", "Arm"),)), spec()
+        kids.start(msgspec.structs.replace(order([one, robot]), driver="a"))
+        kids.start(msgspec.structs.replace(order([other]), driver="b"))
+        await reports.up(one)
+        assert "does not give its robots to driver 'a'" in (await reports.gone(robot)).reason
+        assert "node n0 does not admit driver 'b'" in (await reports.gone(other)).reason
+        assert {report.id for report in reports.order if getattr(report, "refused", False)} == {robot.id, other.id}
+        assert "refused to start workers of group g: node n0 does not admit" in caplog.text
 
 
 async def test_repeated_worker_up_is_reported_once(tmp_path):
@@ -263,7 +280,12 @@ async def test_template_with_threads_refuses_to_fork(tmp_path):
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
     async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
-        one = spec(preload=["threadful", "no_such_module"])
+        one = spec(
+            preload=(
+                "threadful",
+                "no_such_module",
+            )
+        )
         kids.start(order([one]))
         await reports.up(one)
         note = await reports.line("started afresh instead of forked")
@@ -276,7 +298,7 @@ async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "begun")
     (tmp_path / "endless.py").write_text(f"import signal; open('{tmp_path}/begun', 'w').close(); signal.pause()")
     async with children(tmp_path, env={"PYTHONPATH": f"{os.path.dirname(__file__)}:{tmp_path}"}) as (kids, reports):
-        one = spec(preload=["endless"])
+        one = spec(preload=("endless",))
         kids.start(order([one]))
         with open(tmp_path / "begun") as begun:  # noqa: ASYNC230 the fifo opens when the import has begun
             begun.read()
@@ -322,13 +344,14 @@ async def test_start_without_free_descriptors_fails_with_the_reason(tmp_path, mo
         await reports.up(two)
 
 
-@pytest.mark.parametrize("where", ["_start", "_ask"])
+@pytest.mark.parametrize("where", ["_plan", "_ask"])
 async def test_internal_error_fails_only_the_worker_concerned(tmp_path, monkeypatch, caplog, where):
     async with children(tmp_path) as (kids, reports):
         before, one, two = spec(0), spec(1), spec(2)
         kids.start(order([before]))
         await reports.up(before)  # the template is ready, so the request goes out at once
-        right, met = getattr(kids, where), []
+        whose = kids if where == "_ask" else kids._starts
+        right, met = getattr(whose, where), []
 
         def fault(*args):
             if met:
@@ -336,7 +359,7 @@ async def test_internal_error_fails_only_the_worker_concerned(tmp_path, monkeypa
             met.append(args)
             raise RuntimeError("not thought of")
 
-        monkeypatch.setattr(kids, where, fault)
+        monkeypatch.setattr(whose, where, fault)
         kids.start(order([one, two]))
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"
@@ -430,8 +453,8 @@ async def test_threads_of_a_preloaded_torch_are_restored(tmp_path):
     )
     async with children(tmp_path) as (kids, reports):
         three, default = (
-            spec(0, do=do, env={"OMP_NUM_THREADS": "3"}, preload=["torch"]),
-            spec(1, do=do, preload=["torch"]),
+            spec(0, do=do, env={"OMP_NUM_THREADS": "3"}, preload=("torch",)),
+            spec(1, do=do, preload=("torch",)),
         )
         kids.start(order([three, default]))
         await reports.up(three, default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -25,6 +26,11 @@ class Where(Worker):
             "cgroup": Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":")[-1],
             "limits": {name: limit(name) for name in ("memory.max", "pids.max")},
             "no_new_privileges": status["NoNewPrivs"],
+            "seccomp": status["Seccomp"],
+            "uids": [*os.getresuid(), *os.getresgid()],
+            "capabilities": sorted({status[name].strip() for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")}),
+            "home": os.environ["HOME"],
+            "cores": resource.getrlimit(resource.RLIMIT_CORE)[1],
             "told": sorted(name for name in os.environ if name.endswith("_DIRECTORY") or name == "NOTIFY_SOCKET"),
         }
 

@@ -16,25 +16,27 @@ pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(why_no_strace()), reason
 
 MOST = {
     "unix": {
-        "wait": (7, 9),
-        "await": (7, 21),
-        "await_uvloop": (7, 20),
-        "fan_out": (16, 70),
-        "round_trip": (8, 21),
-        "item": (10, 30),
+        "wait": (3, 13),
+        "await": (3, 15),
+        "await_uvloop": (5, 20),
+        "fan_out": (13, 60),
+        "round_trip": (4, 22),
+        "item": (6, 30),
     },
     "zmq": {
-        "wait": (11, 86),
-        "await": (11, 92),
-        "await_uvloop": (11, 92),
-        "fan_out": (24, 275),
-        "round_trip": (11, 90),
-        "item": (17, 140),
+        "wait": (9, 38),
+        "await": (9, 38),
+        "await_uvloop": (11, 43),
+        "fan_out": (28, 130),
+        "round_trip": (8, 42),
+        "item": (17, 80),
     },
 }
 """Most wake-ups of threads, and most system calls, of one operation in all its processes, by what carries messages
-within a node. Lower them with each gain. futex is not counted: where threads want the interpreter's lock at once, its
-number follows the machine's load."""
+within a node. Lower them with each gain."""
+FOLLOWS_LOAD = {"futex", "getpid", "poll"}
+"""System calls that are not counted: futex where threads want the interpreter's lock at once; the others are libzmq's
+looks at its mailbox, of which late threads make more."""
 
 
 @pytest.mark.parametrize("link", MOST)
@@ -50,7 +52,12 @@ def test_an_operation_costs_no_more_wake_ups_and_system_calls(
     found = {
         name: (
             sum(thread["switches"] for process in counts.values() for thread in process["threads"].values()),
-            sum(number for process in counts.values() for call, number in process["calls"].items() if call != "futex"),
+            sum(
+                number
+                for process in counts.values()
+                for call, number in process["calls"].items()
+                if call not in FOLLOWS_LOAD
+            ),
         )
         for name, counts in json.loads(file.read_text()).items()
     }

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.scale import cluster, report
+from benchmarks.scale import agent_processes, cluster, folder, report
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [phase for phase in cluster.PHASES if phase != "node"]
@@ -26,13 +27,62 @@ def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("keys", [(), ("--keys",)], ids=["plain", "keys"])
 def test_every_phase_has_its_figures(keys: tuple[str, ...], tmp_path: Path, rlinf_leak_check: None) -> None:
     path = tmp_path / "figures.json"
-    sizes = ("--agents", "20", "--workers", "3", "--seconds", "0.2")
+    sizes = ("--agents", "8", "--workers", "3", "--seconds", "0.1")
     done = scale("cluster", *sizes, "--skip", "node", "--json", str(path), *keys)
     assert done.returncode == 0, done.stdout + done.stderr
     (size,) = json.loads(path.read_text())["sizes"]
-    assert (size["agents"], size["per_agent"], size["keys"]) == (20, 3, bool(keys))
+    assert (size["agents"], size["per_agent"], size["keys"]) == (8, 3, bool(keys))
     for part, name, _, _, _ in report.ROWS:
         assert part not in QUICK or size["figures"][part][name] >= 0, (part, name)
+
+
+def test_agents_are_split_over_processes_that_have_descriptors_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str, dict[str, Any]]] = []
+
+    class Process:
+        def __init__(self, first: int, count: int) -> None:
+            self.first, self.count = first, count
+
+        def give(self, order: str, **given: Any) -> None:
+            asked.append((self.first, order, given))
+
+        def answer(self, order: str) -> Any:
+            return {"times": [float(self.first + n) for n in range(self.count)]}
+
+        def ask(self, order: str, **given: Any) -> Any:
+            self.give(order, **given)
+            return {f"{self.first}-{n}": 0.0 for n in range(given.get("count", 0))}
+
+    monkeypatch.setattr(agent_processes.resource, "getrlimit", lambda kind: (1024, 2000))
+    agents = agent_processes.AgentProcesses(Process, agents=250, per_agent=10)  # type: ignore[arg-type]
+    assert [(one.first, one.count) for one in agents._processes] == [(0, 100), (100, 100), (200, 50)]  # type: ignore[attr-defined]
+    assert agents.registrations("join", limit_s=1.0) == {"first_s": 0.0, "half_s": 125.0, "all_s": 249.0}
+    assert len(agents.kill_workers(20, 0.0)) == 20
+    asked.clear()
+    agents.ask_of("lose", 249)
+    assert asked == [(200, "lose", {"node": 249})]
+
+
+def test_phase_that_needs_more_descriptors_than_the_limit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.resource, "getrlimit", lambda kind: (1024, 20000))
+    cluster.check_descriptors(5000, "the head has a connection to each agent")
+    with pytest.raises(RuntimeError, match=r"the hard limit is 20000 file descriptors .*--skip"):
+        cluster.check_descriptors(50000, "the driver has a connection to each worker")
+
+
+def test_folder_of_a_killed_run_is_removed_and_that_of_a_living_run_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder.tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{folder.PREFIX}left"
+    left.mkdir()
+    (left / folder.LOCK).touch()
+    (tmp_path / f"{folder.PREFIX}other").mkdir()  # not a run's
+    with folder.folder_of_run() as living:
+        assert not left.exists()
+        folder.remove_left()
+        assert os.path.isdir(living)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{folder.PREFIX}other"]
 
 
 def test_parts_without_processes_have_their_figures() -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import itertools
 
+import pace
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlinf_actors.channel.commands import AcceptPut, AcceptPuts, DeliverItems, QueuedItem, RefuseRequest, Ticket
 from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue_commands import (
+    AcceptPut,
+    AcceptPuts,
+    DeliverItems,
+    QueuedItem,
+    RefuseRequest,
+    Ticket,
+    one_by_one,
+)
 
 KEY = b"k"
 
@@ -41,7 +50,7 @@ class Kit:
 def said(commands):
     """Commands as short text: who is told what."""
     out = []
-    for command in commands:
+    for command in one_by_one(commands):
         if isinstance(command, DeliverItems):
             values = [f"{item.value}{'!' if item.again else ''}" for item in command.items]
             out.append((command.ticket.id, values))
@@ -341,7 +350,7 @@ class Anything(RuleBasedStateMachine):
         return Ticket(owner, owner.encode(), next(self.ids))
 
     def take(self, commands):
-        for command in commands:
+        for command in one_by_one(commands):
             if isinstance(command, AcceptPuts):
                 self.take([AcceptPut(Ticket(command.peer.decode(), command.peer, id)) for id in command.ids])
                 continue
@@ -497,5 +506,5 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=150, stateful_step_count=40)
+TestAnything.settings = settings(max_examples=50 * pace.rounds, stateful_step_count=40)
 TestAnything.pytestmark = [pytest.mark.timeout(120)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from rlinf_actors.channel import queue_server
-from rlinf_actors.channel.commands import ERROR_CHARS
 from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue_commands import ERROR_CHARS
 from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.wire import frames
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_channel_queue import KEY, Kit, said
 
-from rlinf_actors.channel.commands import QueuedItem, RefuseRequest, Ticket
 from rlinf_actors.channel.queue import ChannelQueue
+from rlinf_actors.channel.queue_commands import QueuedItem, RefuseRequest, Ticket, one_by_one
 
 
 class TakeKit(Kit):
@@ -200,7 +200,7 @@ def test_every_item_is_in_one_place_and_none_is_taken_too_often(steps, limit):
         queue.put(Ticket("p", b"p", next(number)), KEY, item)
 
     def hear(commands):
-        for command in commands:
+        for command in one_by_one(commands):
             if not isinstance(command, RefuseRequest) and command.items:
                 assert not (command.kind == "take" and 0 < limit <= command.items[0].failed)
                 drains.update({command.ticket} if command.kind == "drain" else ())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
+import sys
 
 import pytest
 from channel_kit import World, settle
@@ -139,6 +141,84 @@ async def test_requests_of_one_turn_travel_in_few_messages_both_ways():
     assert other.group.peers[0].received - before[1] <= 3
     assert world.queue.in_use() == []
     assert not other.channel._sender(0).arrived
+
+
+async def test_a_thread_that_waits_may_take_in_each_answer_of_the_host():
+    world = World()
+    user = world.user("a")
+    await user.put("first")
+    assert await user.get() == "first"
+    await settle()
+    peer, taken = user.group.peers[0], []
+
+    def arrived(_link, header, parts):
+        taken.append(thread.submit(peer._received_anywhere, b"", header, parts).result(10))
+        assert taken[-1], frames.decode(header)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        peer._joined.on_message = arrived
+        await user.put(1)
+        assert await user.get() == 1
+        works = [user.put(n, weight=1) for n in range(6)]
+        dropped = user.get()
+        works += [user.get() for _ in range(3)]
+        await settle()
+        del dropped
+        await settle()
+        assert [await work for work in works[6:]] == [1, 2, 3]
+        assert (await user.channel.look("k"))[0] == 3
+        assert await user.batch(2) == [0, 4]
+        async with user.take() as item:
+            assert item == 5
+        with pytest.raises(asyncio.QueueEmpty):
+            await user.get(nowait=True)
+        assert await close(user) is True
+    assert len(taken) >= 8
+    assert world.queue.in_use() == []
+
+
+async def test_requests_among_many_take_few_python_calls_on_their_thread():
+    """They set the rate of a process that has many under way: the I/O thread takes in the answers beside."""
+    world = World()
+    user = world.user("a")
+    puts, gets, calls = [user.put(-1)], [user.get()], 0
+
+    def count(frame, event, arg):
+        nonlocal calls
+        calls += event == "call"
+
+    def counted(work):
+        nonlocal calls
+        calls = 0
+        gc.collect()  # else destructors of other tests may count
+        sys.setprofile(count)
+        try:
+            return [work(n) for n in range(100)]
+        finally:
+            sys.setprofile(None)
+            calls -= 102  # of the test itself
+
+    puts += counted(lambda n: user.channel.put("k", n, 0, False, None))
+    assert calls < 16 * 100, calls
+    gets += counted(lambda n: user.channel.get("k", False, None))
+    assert calls < 11 * 100, calls
+    await asyncio.gather(*puts)
+    await settle()
+    assert counted(lambda n: gets.pop(0).wait()) == list(range(-1, 99))
+    assert calls < 9 * 100, calls
+
+
+async def test_only_requests_that_are_alone_have_their_waiting_thread_read():
+    """The answers to many come together: the loop takes them in while the thread that waits makes more requests."""
+    world = World()
+    user = world.user("a")
+    works = []
+    for _ in range(2):
+        works += [user.put("x"), user.get()]
+        assert [work._by_loop for work in works[-2:]] == [False, True]
+        await asyncio.gather(*works)
+        await settle()
+    assert user.get()._by_loop is False
 
 
 async def test_requests_of_one_turn_keep_their_order_across_kinds_and_keys():
@@ -292,6 +372,17 @@ class TestOutgoing:
         await asyncio.gather(*works)
         with pytest.raises(asyncio.QueueEmpty):
             await user.get(nowait=True)
+
+    async def test_a_put_that_is_given_up_makes_room(self):
+        world = World()
+        user = world.user("a", linked=False)  # the host answers nothing
+        works = [user.put(b"x" * 800) for _ in range(2)]
+        for work in works[:1] * 2:
+            work.forget()
+        assert user.channel.put_window.nbytes == works[1].nbytes  # the second one is under way now
+        works[1].forget()
+        assert user.channel.put_window.nbytes == 0
+        assert not user.channel.put_window._keys
 
     async def test_all_waiting_puts_fail_when_the_host_dies(self):
         world = World(maxsize=1)

@@ -21,8 +21,8 @@ from rlinf_actors import (
     UsageError,
 )
 from rlinf_actors.channel import queue_server
-from rlinf_actors.channel.commands import ERROR_CHARS
 from rlinf_actors.channel.key_encoding import key_bytes
+from rlinf_actors.channel.queue_commands import ERROR_CHARS
 from rlinf_actors.wire import frames
 
 

@@ -11,13 +11,16 @@ import collections
 import gc
 import random
 
+import pace
 import pytest
 from channel_kit import User, World, settle
 
 from rlinf_actors.errors import ConnectionLostError
 
+pytestmark = pytest.mark.model
+
 KEYS = ("k", "l")
-SCHEDULES = 60
+SCHEDULES = 20 * pace.rounds
 STEPS = 60
 
 

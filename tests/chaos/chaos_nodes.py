@@ -138,7 +138,8 @@ class Agent:
             python="3", interpreter="/py", rank=rank,
         )  # fmt: skip
         seen: Any = Seen(world, self)
-        self._session = Session(seen, HEAD, report, keeps=True, policy=Policy(30.0, 0.1))
+        secret = f"of run directory {rank}"
+        self._session = Session(seen, HEAD, report, keeps=True, secret=secret, policy=Policy(30.0, 0.1))
         keeper.report = self._session.report
         self._session.attach(keeper)
         self._session.adopt(keeper.left(), {}, 0.0)

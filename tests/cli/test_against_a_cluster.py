@@ -34,7 +34,13 @@ def as_json(capsys, *arguments: str):
     return json.loads(capsys.readouterr().out)
 
 
-def test_commands_show_nodes_groups_and_workers(local, capsys):
+def test_commands_show_plan_nodes_groups_and_workers_and_change_nothing(local, capsys, tmp_path):
+    conf = tmp_path / "conf.yaml"
+    conf.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0-3}}")
+    planned = as_json(capsys, "plan", str(conf))
+    assert [worker["cluster_node_rank"] for worker in planned["components"][0]["workers"]] == [0, 0, 1, 1]
+    assert as_json(capsys, "status")["clients"] == []  # a process that only asks is no client
+
     cluster = local.cluster()
     group = Pid.create_group().launch(cluster, name="pids")
     pids = group.pid().wait()
@@ -54,11 +60,3 @@ def test_commands_show_nodes_groups_and_workers(local, capsys):
     assert (sum(status["nodes"].values()), status["workers"]) == (2, {"running": 4})
     assert status["nodes"].keys() <= THERE
     assert len(status["clients"]) == 1
-
-
-def test_plan_and_listings_do_not_change_the_cluster(local, capsys, tmp_path):
-    conf = tmp_path / "conf.yaml"
-    conf.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0-3}}")
-    planned = as_json(capsys, "plan", str(conf))
-    assert [worker["cluster_node_rank"] for worker in planned["components"][0]["workers"]] == [0, 0, 1, 1]
-    assert as_json(capsys, "status")["clients"] == []  # a process that only asks is no client

@@ -22,7 +22,7 @@ def test_nodes_json_has_stable_keys(shown):
     assert list(rows[0]) == [
         "rank", "id", "hostname", "ip", "state", "last_seen_s", "is_head", "num_cpus", "memory_bytes",
         "hardware", "models", "python", "interpreter", "interface", "interfaces", "faults", "incarnation",
-        "draining",
+        "draining", "admit", "closed",
     ]  # fmt: skip
     assert rows[0]["hardware"] == {"NV_GPU": 4}
     assert rows[0]["models"] == {"NV_GPU": ["A800"]}

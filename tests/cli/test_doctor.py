@@ -19,6 +19,9 @@ from rlinf_actors.cli import app, doctor, doctor_checks
 from rlinf_actors.cli.doctor import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
 from rlinf_actors.cli.doctor_checks import Directory, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
 from rlinf_actors.cli.views import Figures
+from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
+from rlinf_actors.net.link import Diagnosis
+from rlinf_actors.net.rpc import KeyRefusedError
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.settings import CLIENT_CONFIG, Settings
 
@@ -26,7 +29,14 @@ GOOD = MachineFacts(
     user=1000,
     python=(3, 11, 7),
     interpreter="/venv/bin/python",
-    modules={"zmq": "27", "msgspec": "0.20", "cloudpickle": "3", "uvloop": "0.22", "torch": "2.9"},
+    modules={
+        "zmq": "27",
+        "msgspec": "0.20",
+        "cloudpickle": "3",
+        "uvloop": "0.22",
+        "cryptography": "50",
+        "torch": "2.9",
+    },
     run_parent=Directory("/tmp", 0o1777),
     shm=(8 << 30, 8 << 30),
     memfd="",
@@ -53,6 +63,15 @@ def test_good_machine_passes_all_checks():
         ({"python": (3, 9, 1)}, "python", "fail", "3.9.1", "newer Python"),
         ({"modules": {**GOOD.modules, "zmq": None}}, "zmq", "fail", "not installed", "python -m pip install pyzmq"),
         ({"modules": {**GOOD.modules, "uvloop": None}}, "uvloop", "warn", "slower", "pip install uvloop"),
+        ({"cipher_error": "ImportError: x"}, "cryptography", "pass", "(ImportError: x); only clusters with keys", ""),
+        (
+            {"modules": {**GOOD.modules, "cryptography": None}, "keys": [KeyOnDisk("/k", True)]},
+            "cryptography", "warn", "not installed: large arrays travel", "python -m pip install cryptography;",
+        ),
+        (
+            {"cipher_error": "ImportError: x", "keys": [KeyOnDisk("/k", True)]},
+            "cryptography", "warn", "cryptography 50 cannot be used (ImportError: x)", "pip install --force-reinstall",
+        ),
         ({"modules": {**GOOD.modules, "torch": None}}, "torch", "pass", "only workers that use it", ""),
         ({"run_parent": Directory("/gone")}, "run_dir", "fail", "does not exist", "mkdir -m 700 /gone"),
         ({"run_parent": Directory("/x", 0o755, 0, "permission denied")}, "run_dir", "fail", "denied", "chown 1000 /x"),
@@ -70,12 +89,18 @@ def test_good_machine_passes_all_checks():
         ({"cgroup_error": "is '/x', which is no directory"}, "cgroup", "fail", "no directory", "agentd.toml"),
         ({"clock_synchronized": False}, "clock", "warn", "not synchronized", "set-ntp"),
         ({"head_error": "no answer in 5 s"}, "head", "fail", "no answer", "agentd --head --listen 10.0.0.1:6380"),
-        ({"head_version": "0.9"}, "head", "warn", "version 0.9, this is 1.0", "rlinf-actors==0.9"),
+        ({"head_version": "0.9"}, "head", "warn", "version 0.9, this is 1.0", "install rlinf-actors 0.9"),
         ({"keys": [KeyOnDisk("/k", True), KeyOnDisk("/k/a", True, "agent 'n1'")]}, "keys", "pass", "agent 'n1'", ""),
         ({"keys": [KeyOnDisk("/k", False)]}, "keys", "fail", "others can read /k", "chown 1000 /k && chmod 700 /k;"),
         ({"keys": [KeyOnDisk("/k/a", False, error="x")]}, "keys", "fail", "others can", "chmod 600 /k/a;"),
         ({"keys": [KeyOnDisk("/k/a", True, error="is no key")]}, "keys", "fail", "is no key", "copy it again"),
         ({"head": ""}, "head", "pass", "private cluster", ""),
+        ({"head": "", "heads": ["h:7"]}, "head", "pass", "these heads run here: h:7", ""),
+        ({"head_error": "nobody listens", "heads": ["h:7"]}, "head", "fail", "nobody", "address (these heads run"),
+        ({"head_error": "no answer", "head_fix": "it runs, but"}, "head", "fail", "no answer", "it runs, but"),
+        ({"joining": ["/k/agent.key.joining"]}, "keys", "warn", "was interrupted", "same token"),
+        ({"key_left_s": 86400.0 * 13}, "keys", "warn", "ends in 13 d", "--replace"),
+        ({"key_left_s": 86400.0 * 15}, "keys", "pass", "", ""),
         ({"faults": ["NVML: driver mismatch"]}, "accelerators", "warn", "driver mismatch", "hw scan"),
         ({"stale": ["/tmp/rlinf-a"]}, "leftover_run_dir", "warn", "no agentd uses", "rm -r /tmp/rlinf-a"),
         ({"processes": []}, "processes", "pass", "no worker of this user runs here", ""),
@@ -92,6 +117,14 @@ def test_good_machine_passes_all_checks():
         ),
         ({"processes": [OwnProcess(7, "worker", "py", True)]}, "leftover_process", "warn", "its template", "kill -9 7"),
         ({"processes": [OwnProcess(7, "worker", "python", False)]}, "leftovers", "pass", "nothing is left", ""),
+        ({"users": {"a": "lab"}, "unknown_users": ["lab"]}, "users", "fail", "'lab', who does not", "useradd lab"),
+        (
+            {"users": {"a": "lab"}, "missing": ["CAP_SETUID"], "agentd": "7 in /r"},
+            "users", "fail", "agentd 7 in /r cannot start workers as the users in agentd.toml: it lacks CAP_SETUID",
+            "rlinf-agentd.service",
+        ),
+        ({"agentd_user": 0, "agentd": "7 in /r"}, "users", "warn", "as root, and so do all", "map drivers to users"),
+        ({"users": {"a": "lab"}, "agentd_user": 0}, "users", "pass", "a user of their own", ""),
         ({"stale_cgroups": ["/cg/w"]}, "leftover_cgroup", "warn", "is gone", "echo 1 > /cg/w/cgroup.kill; rmdir /cg/w"),
     ],
 )  # fmt: skip
@@ -116,6 +149,8 @@ def test_every_warning_and_failure_has_a_fix():
 def test_this_machine_is_inspected(rlinf_leak_check):
     machine = inspect_machine(Settings.load())
     assert machine.modules["zmq"]
+    assert machine.modules["cryptography"]
+    assert machine.cipher_error == ""
     assert machine.memfd == machine.peers == ""
     assert {f.check for f in diagnose(machine)} >= {"python", "run_dir", "open_files", "cgroup", "memory_limit", "head"}
     assert directory("/proc/nowhere").mode is None
@@ -124,17 +159,10 @@ def test_this_machine_is_inspected(rlinf_leak_check):
 @pytest.mark.live
 def test_unreachable_head_fails(rlinf_leak_check, monkeypatch):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.2)
-    machine = inspect_machine(Settings.load(), "127.0.0.1:1")
-    (finding,) = doctor_checks.head(machine)
+    said = doctor._ask("127.0.0.1:1", Settings.load())
+    (finding,) = doctor_checks.head(dataclasses.replace(GOOD, head="127.0.0.1:1", head_error=said.error))
     assert finding.status == "fail"
     assert "did not answer" in finding.text
-
-
-@pytest.mark.live
-def test_answering_head_passes(local_cluster):
-    local = local_cluster(1)
-    (finding,) = doctor_checks.head(inspect_machine(Settings(key_dir=local.keys), local.head))
-    assert finding.status == "pass", finding
 
 
 def test_failure_exits_with_1_and_is_in_the_json(monkeypatch, capsys):
@@ -164,8 +192,11 @@ def test_unused_run_directories_are_reported(tmp_path):
     os.close(lock)
 
 
-def test_cgroups_are_checked_for_the_running_agentd(local_cluster):
+@pytest.mark.live
+def test_answering_head_passes_and_cgroups_are_checked_for_the_running_agentd(local_cluster):
     local = local_cluster(1)
+    (finding,) = doctor_checks.head(inspect_machine(Settings(key_dir=local.keys), local.head))
+    assert finding.status == "pass", finding
     agentd = f"{local.nodes[0].pid} in {local.nodes[0].run_dir}"
     assert agentd in [f"{one.pid} in {one.run_dir}" for one in agentds([os.path.dirname(local.nodes[0].run_dir)])]
     for unified in ("/sys/fs/cgroup/x", ""):
@@ -253,3 +284,25 @@ def test_key_files_are_checked(tmp_path):
     (tmp_path / "k" / "head.key").write_text("x")
     fixes = [finding.fix for finding in doctor_checks.keys(dataclasses.replace(GOOD, keys=key_files(settings)))]
     assert ["chmod 600" in fix for fix in fixes] == [False, True]
+
+
+def test_a_cryptography_that_cannot_be_loaded_is_found(monkeypatch, tmp_path):
+    broken = tmp_path / "cryptography"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libssl.so.3: version not found')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert "version not found" in doctor._cipher_error()
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (KeyRefusedError("the head at h:1 refused: this key"), "does not list this user's key"),
+        (AuthenticationError("what listens there does not have the key that is expected"), "keys trust"),
+        (ClusterTimeoutError(f"did not answer; {Diagnosis.KEYED.value}"), "busy or stopped"),
+        (ClusterTimeoutError(f"did not answer; {Diagnosis.NOBODY.value}"), ""),
+    ],
+)
+def test_fix_fits_the_cause(error, fix):
+    assert fix in doctor.fix_of(error)
+    assert bool(fix) == bool(doctor.fix_of(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -14,13 +15,15 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pace
 import pytest
 from namespaces import can_unshare
 
+from rlinf_actors.cli import app
 from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR, KEY_DIR, RUN_DIR
 
@@ -81,7 +84,9 @@ class Machine:
         return self.run("estop", *arguments, **env)
 
     def in_force(self, address: str) -> list[str]:
-        return json.loads(self.run("status", "--json", "--head", address).stdout)["estop"]
+        with mock.patch.dict(os.environ, self.env, clear=True), redirect_stdout(io.StringIO()) as out:
+            app.run(["status", "--json", "--head", address])
+        return json.loads(out.getvalue())["estop"]
 
 
 @pytest.fixture(scope="module")

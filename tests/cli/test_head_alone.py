@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 
 import pace
 import pytest
 from namespaces import can_unshare
 
+from rlinf_actors.cli import app
 from rlinf_actors.head.store import FILE
 from rlinf_actors.net.host import HeldPorts
 
@@ -39,10 +42,9 @@ def head(directory: Path, listen: str = "127.0.0.1:0", **env: str) -> Iterator[t
 
 
 def ask(address: str, *arguments: str) -> dict:
-    done = subprocess.run(
-        [*COMMAND, *arguments, "--json", "--head", address], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    with redirect_stdout(io.StringIO()) as out:
+        assert app.run([*arguments, "--json", "--head", address]) == 0
+    return json.loads(out.getvalue())
 
 
 @pytest.fixture
@@ -50,6 +52,28 @@ def address() -> Iterator[str]:
     """An address for a head that is restarted: the kernel assigns the port to no other process meanwhile."""
     with closing(HeldPorts()) as ports:
         yield f"127.0.0.1:{ports.hold()}"
+
+
+def test_state_survives_a_reboot_without_a_named_directory(tmp_path, address):
+    """A reboot empties /tmp and the run directories. State of an earlier version, which is there, is taken over."""
+    port = address.rpartition(":")[2]
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    env.pop("RLINF_ACTORS_RUN_DIR", None)
+    place = tmp_path / "state" / "rlinf-actors" / f"head-{port}"
+    for boot in range(2):
+        (tmp_path / "run").mkdir()
+        command = [*COMMAND, "head", "--listen", address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+            try:
+                process.stdout.readline()
+                if boot == 0:
+                    ask(address, "estop", "--reason", "smoke")
+                else:
+                    assert "smoke" in str(ask(address, "status")["estop"])
+            finally:
+                process.kill()
+        assert (place / FILE).exists()
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_an_emergency_stop_and_a_higher_epoch_survive_kill_9(tmp_path, address):

@@ -249,7 +249,7 @@ def test_unfinished_rotation_is_reported_with_the_remedy(keys, tmp_path, monkeyp
 
 
 def test_a_rotation_without_an_answer_keeps_both_keys(keys, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.cli.keys_command.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlinf_actors.cli.key_requests.TIMEOUT_S", 0.2)
     keys("init", "--name", "kim")
     before = (tmp_path / "keys" / "driver.key").read_text()
     _, err = keys("rotate", "--head", "127.0.0.1:1", code=69)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import subprocess
 import sys
@@ -84,6 +85,27 @@ async def test_a_start_that_takes_too_long_ends_it(daemon):
     with pytest.raises(ClusterTimeoutError, match="did not come up in"):
         await made.start(0.05)
     assert made.process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "error", "end"),
+    [
+        (local_daemon, "make_decoders", NameError("in the driver"), signal.SIGTERM),
+        (local_daemon.os, "pidfd_open", OSError(errno.EMFILE, "no descriptor is left"), signal.SIGKILL),
+    ],
+)
+async def test_an_error_of_the_driver_during_the_start_ends_it_at_once(daemon, monkeypatch, where, name, error, end):
+    def fail(*_):
+        raise error
+
+    made = daemon(SAYS_NOTHING)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, fail)
+        with pytest.raises(type(error)) as raised:
+            await made.start(None)
+    assert raised.value is error
+    assert made.process.returncode == -end
+    assert not Path(made.run_dir).exists()  # noqa: ASYNC240
 
 
 async def test_a_death_says_what_to_do(daemon):

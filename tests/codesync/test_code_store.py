@@ -16,6 +16,7 @@ import pytest
 from code_kit import content, random_files, send, snapshot, store, write
 
 from rlinf_actors.codesync import code_store as store_module
+from rlinf_actors.codesync import locks
 from rlinf_actors.codesync.code_store import KeptTree, StoreError
 from rlinf_actors.codesync.receiving import Receiving, receive
 from rlinf_actors.codesync.tree import Entry, TreeError, digest_of
@@ -130,6 +131,23 @@ class TestTransfer:
             thread.join(pace.PATIENCE_S)
         assert sorted(map(len, sent)) == [0, 0, 0, 0, 0, len(FILES)]
         assert len(paths) == 1
+
+    def test_a_sender_gets_the_tree_that_another_made_and_still_uses(self, tmp_path, monkeypatch):
+        code, to = snapshot(write(tmp_path / "code", FILES)), store(tmp_path / "cache")
+        release, used = locks.Lock.release, []
+
+        def release_and_let_another_send(lock: locks.Lock) -> None:
+            release(lock)
+            monkeypatch.setattr(locks.Lock, "release", release)
+            used.append(send(to, code)[0])
+
+        monkeypatch.setattr(locks.Lock, "release", release_and_let_another_send)
+        found: list[tuple[KeptTree, list[str]]] = []
+        thread = threading.Thread(target=lambda: found.append(send(to, code)), daemon=True)
+        thread.start()
+        thread.join(pace.PATIENCE_S)
+        assert [(kept.path, names) for kept, names in found] == [(used[0].path, [])]
+        assert not list(Path(to.trees).glob("*.turn.lock"))
 
 
 class TestHostileSender:

@@ -77,20 +77,16 @@ def run(interpreter: str, code: str, environ: Mapping[str, str] | None = None) -
     return done.stdout.strip()
 
 
-def test_environment_has_its_package_and_those_of_its_interpreter(tmp_path, tool):
-    wheel(tmp_path / "wheels", "tinypkg", "1.5")
-    made, said = build_of(store(tmp_path), recipe(tmp_path / "wheels", tool, "tinypkg>=1"))
+def test_environment_has_its_packages_before_those_of_its_interpreter(tmp_path, tool):
+    for name, version in (("tinypkg", "1.5"), ("msgspec", "99.0")):
+        wheel(tmp_path / "wheels", name, version)
+    made, said = build_of(store(tmp_path), recipe(tmp_path / "wheels", tool, "tinypkg>=1", "msgspec==99.0"))
     assert made.built
     assert any(line.startswith(f"$ {tool}" if tool else "$ ") for line in said)
-    out = run(made.interpreter, "import sys, tinypkg, zmq, msgspec, cloudpickle; print(tinypkg.VERSION, sys.prefix)")
-    assert out == f"1.5 {os.path.dirname(os.path.dirname(made.interpreter))}"
-    made.release()
-
-
-def test_packages_of_the_environment_come_before_those_of_its_interpreter(tmp_path, tool):
-    wheel(tmp_path / "wheels", "msgspec", "99.0")
-    made, _ = build_of(store(tmp_path), recipe(tmp_path / "wheels", tool, "msgspec==99.0"))
-    assert run(made.interpreter, "import msgspec; print(msgspec.VERSION)") == "99.0"
+    out = run(
+        made.interpreter, "import sys, tinypkg, msgspec, zmq; print(tinypkg.VERSION, msgspec.VERSION, sys.prefix)"
+    )
+    assert out == f"1.5 99.0 {os.path.dirname(os.path.dirname(made.interpreter))}"
     made.release()
 
 
@@ -106,6 +102,26 @@ def test_environment_is_built_once(tmp_path):
     assert [one.built for one in made].count(True) == 1
     assert len({one.interpreter for one in made}) == 1
     assert not build_of(store(tmp_path), wanted)[0].built  # nor by a later process
+
+
+def test_a_builder_gets_the_environment_that_another_built_and_still_uses(tmp_path, monkeypatch):
+    def build(_store: EnvironmentStore, entry: str, *_more: object) -> None:
+        os.mkdir(entry)
+        Path(entry, COMPLETE).touch()
+
+    def release_and_let_another_build(lock: locks.Lock) -> None:
+        release(lock)
+        monkeypatch.setattr(locks.Lock, "release", release)
+        used.append(build_of(to, wanted)[0])
+
+    to, wanted, release, used = store(tmp_path), recipe(tmp_path, "", "tinypkg"), locks.Lock.release, []
+    monkeypatch.setattr(EnvironmentStore, "_build", build)
+    monkeypatch.setattr(locks.Lock, "release", release_and_let_another_build)
+    found: list[Environment] = []
+    thread = threading.Thread(target=lambda: found.append(build_of(to, wanted)[0]), daemon=True)
+    thread.start()
+    thread.join(pace.PATIENCE_S)
+    assert [one.built for one in used + found] == [True, False]
 
 
 def test_failed_build_tells_its_output_and_leaves_nothing(tmp_path, tool):

@@ -14,7 +14,7 @@ PATH = "cluster.node_groups[0].env_configs[0].requirements"
 def from_files(files: dict[str, str], name: str = "/p/requirements.txt") -> Requirements:
     def read(path: str) -> str:
         if path not in files:
-            raise FileNotFoundError(2, "No such file or directory", path)
+            raise ConfigError("cannot be read: No such file or directory", path=path)
         return files[path]
 
     return of_file(name, read, PATH)

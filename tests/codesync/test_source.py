@@ -82,35 +82,35 @@ class TestPlaced:
     """Directories of the driver in a WorkerSpec are replaced by their copies."""
 
     def spec(self, root: Path, **more: object) -> WorkerSpec:
-        spec = WorkerSpec("w", "g", "n", 0, 1, 0, {}, sys_path=[f"{root}/examples", "/opt/other", str(root)])
+        spec = WorkerSpec("w", "g", "n", 0, 1, 0, {}, sys_path=(f"{root}/examples", "/opt/other", str(root)))
         return spec if not more else WorkerSpec(**{**{f: getattr(spec, f) for f in spec.__struct_fields__}, **more})
 
     def test_import_path_working_directory_and_pythonpath(self, tmp_path):
         root = Path(os.path.realpath(write(tmp_path, {"examples/a.py": "", "pkg/b.py": ""})))
         env = {"PYTHONPATH": f"{root}/pkg:/opt/more:{root}/", "OTHER": "1"}
         spec = placed(self.spec(root, cwd=f"{root}/examples", env=env), snapshot(root), "/copy")
-        assert spec.sys_path == ["/copy/examples", "/copy", "/opt/other"]
-        assert spec.code_paths == ["/copy", "/copy/examples", "/copy"]
+        assert spec.sys_path == ("/copy/examples", "/copy", "/opt/other")
+        assert spec.code_paths == ("/copy", "/copy/examples", "/copy")
         assert spec.cwd == "/copy/examples"
         assert spec.env == {"PYTHONPATH": "/copy/pkg:/opt/more:/copy", "OTHER": "1"}
         assert spec.code == snapshot(root).tree.root.hex()
 
     def test_root_of_the_copy_is_always_on_the_path(self, tmp_path):
         root = Path(os.path.realpath(write(tmp_path, {"src/a.py": ""})))
-        spec = placed(self.spec(root, sys_path=[f"{root}/src", "/opt/x"]), snapshot(root), "/copy")
-        assert spec.code_paths == ["/copy", "/copy", "/copy/src"]
-        assert spec.sys_path == ["/copy", "/copy/src", "/opt/x"]
+        spec = placed(self.spec(root, sys_path=(f"{root}/src", "/opt/x")), snapshot(root), "/copy")
+        assert spec.code_paths == ("/copy", "/copy", "/copy/src")
+        assert spec.sys_path == ("/copy", "/copy/src", "/opt/x")
 
     def test_directories_that_were_not_sent_stay(self, tmp_path):
         root = Path(os.path.realpath(write(tmp_path, {"rlinf/__init__.py": "", "examples/a.py": ""})))
         code = snapshot(root, only=("rlinf",))
         spec = placed(self.spec(root, cwd=f"{root}/examples"), code, "/copy")
-        assert spec.sys_path == ["/copy", f"{root}/examples", "/opt/other"]
+        assert spec.sys_path == ("/copy", f"{root}/examples", "/opt/other")
         assert spec.cwd == f"{root}/examples"
         assert placed(self.spec(root, cwd=str(root)), code, "/copy").cwd == str(root)
 
     def test_directory_with_a_similar_name_is_another(self, tmp_path):
         root = Path(os.path.realpath(write(tmp_path / "proj", {"a.py": ""})))
-        spec = placed(self.spec(root, sys_path=[f"{root}2"], cwd=f"{root}2"), snapshot(root), "/copy")
-        assert spec.sys_path == ["/copy", f"{root}2"]
+        spec = placed(self.spec(root, sys_path=(f"{root}2",), cwd=f"{root}2"), snapshot(root), "/copy")
+        assert spec.sys_path == ("/copy", f"{root}2")
         assert spec.cwd == f"{root}2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from rlinf_actors.net.shared_memory import SHARED_FROM, Arena
 from rlinf_actors.security import job
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire import control_codec, frames, template_protocol
+from rlinf_actors.wire import control_codec, frames, stepwise, template_protocol
 from rlinf_actors.wire.control_codec import Envelope
 
 NUMBERS = tuple(n.to_bytes(8, "big") for n in (0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1))
@@ -62,6 +62,13 @@ _STREAM = stream_framing.prefix(_RECORDS, [memoryview(part) for part in _BIG]) +
 
 def _unchunk(data: bytes) -> object:
     return framing.unpack(data, [bytes(1), bytes(2)])
+
+
+def _headers(data: bytes) -> object:
+    """Decode a chunk of the control plane in both ways: what both accept is the same."""
+    found = list(framing.headers(data))
+    assert [(header, []) for header in found] == framing.unpack(data, [])
+    return found
 
 
 def _unstream(data: bytes) -> object:
@@ -114,7 +121,7 @@ class _OneKey:
         raise AssertionError("judging has no effects")
 
 
-_HANDSHAKE = bulk_framing.Handshake(*(bytes([n]) * size for n, size in enumerate((16, 32, 16, 16))))
+_HANDSHAKE = bulk_framing.BulkHandshake(*(bytes([n]) * size for n, size in enumerate((16, 32, 16, 16))))
 _REGIONS = bulk_framing.regions_of([3 << 20, 5000, 700, bulk_framing.PIECE])
 
 
@@ -181,12 +188,37 @@ def _tree_of_code(data: bytes) -> object:
     return found
 
 
+def _in_steps(data: bytes) -> object:
+    """Decode a control message in steps, also a short one: what both decoders accept is the same."""
+    whole, stepwise.WHOLE = stepwise.WHOLE, 8
+    try:
+        for _ in (steps := _Result(stepwise.decode_in_steps(data))):
+            pass
+    finally:
+        stepwise.WHOLE = whole
+    with contextlib.suppress(RemoteWireError):
+        assert control_codec.encode(control_codec.decode(data)) == control_codec.encode(steps.value)
+    return steps.value
+
+
+class _Result:
+    """A generator, and what it has returned."""
+
+    def __init__(self, generator: Generator[None, None, Any]) -> None:
+        self._generator = generator
+
+    def __iter__(self) -> Iterator[None]:
+        self.value = yield from self._generator
+
+
 DECODERS = {
+    "long_control": Decoder(_in_steps, _said(typing.Union[control_codec.Request, control_codec.Notice], 40)),
     "control": Decoder(control_codec.decode, _said(Envelope, 60)),
     "header": Decoder(frames.decode, _said(frames.AnyFrame)),
     "to_template": Decoder(template_protocol.decode_to_template, _said(template_protocol.ToTemplate)),
     "to_agent": Decoder(template_protocol.decode_to_agent, _said(template_protocol.ToAgent)),
     "to_worker": Decoder(template_protocol.decode_to_worker, _said(template_protocol.ToWorker)),
+    "control_chunk": Decoder(_headers, (framing.pack([(b"h", []), (b"", []), (b"x" * 300, [])])[0],)),
     "chunk": Decoder(_unchunk, (framing.pack([(b"h", [b"p", bytes(framing.BIG)]), (b"", [])])[0],)),
     "stream": Decoder(_unstream, (_STREAM, _STREAM * 3)),
     "bulk": Decoder(bulk._decode, _said(bulk.AnyMessage, 20)),

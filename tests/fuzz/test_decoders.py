@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import msgspec
+import pace
 import pytest
 from decoders import DECODERS, mutated
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lies import Liar
 
 from rlinf_actors.net.link import LogThrottle
+from rlinf_actors.wire import control_codec, frames
+from tests.message_bounds import beyond
 
-ROUNDS = 2000
+ROUNDS = 500 * pace.rounds
 each = pytest.mark.parametrize("name", DECODERS)
 
 
@@ -24,11 +29,12 @@ each = pytest.mark.parametrize("name", DECODERS)
 @example(data=b"\x81\xa1a" * 50_000)
 @example(data=b"\xdd\xff\xff\xff\xff")
 @example(data=b"\xc6\x7f\xff\xff\xff")
-@settings(max_examples=60)
+@settings(max_examples=20 * pace.rounds)
 def test_any_bytes_are_decoded_or_refused(name, data):
     DECODERS[name].check(data)
 
 
+@pytest.mark.model
 @each
 def test_changed_messages_are_decoded_or_refused(name):
     decoder, choose = DECODERS[name], random.Random(1)
@@ -85,6 +91,22 @@ def test_memory_is_bounded_by_the_size_of_a_message(case):
     finally:
         tracemalloc.stop()
     assert peak < 32 * len(data) + (1 << 20)
+
+
+@pytest.mark.parametrize("kind", [control_codec.Request, control_codec.Notice, frames.AnyFrame])
+def test_longest_values_are_decoded_and_longer_ones_refused(kind):
+    """Messages with values as long as the table of bounds (wire.bounds) allows, and one longer."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+    taken = refused = 0
+    for seed in range(150 * pace.rounds):
+        data = Liar(seed, extremes=0.1).say(kind)
+        try:
+            assert not beyond(kind, decode(data))
+            taken += 1
+        except msgspec.ValidationError as error:
+            refused += "of length <=" in str(error)
+    assert taken
+    assert refused
 
 
 def test_dropped_messages_are_logged_at_powers_of_two():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_actors import Cluster
+
 HERE = Path(__file__).parent
 
 
@@ -27,3 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason:
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    made = Cluster(num_nodes=1)
+    yield made
+    made.shutdown()

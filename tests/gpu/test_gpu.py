@@ -11,19 +11,12 @@ import statistics
 
 import pytest
 
-from rlinf_actors import Channel, Cluster, NodePlacementStrategy, PackedPlacementStrategy
+from rlinf_actors import Channel, NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_actors.settings import PATHS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(180)]
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    made = Cluster(num_nodes=1)
-    yield made
-    made.shutdown()
 
 
 @pytest.fixture

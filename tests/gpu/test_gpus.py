@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_actors import Cluster, PackedPlacementStrategy, WorkerDiedError
+from rlinf_actors import PackedPlacementStrategy, WorkerDiedError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    made = Cluster(num_nodes=1)
-    yield made
-    made.shutdown()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from rlinf_actors import forks
 from rlinf_actors.group.class_facts import facts_of
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
@@ -89,6 +90,7 @@ class Io:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.made_in = forks.generation
 
     def call(self, function: Any, *args: Any) -> None:
         self.loop.call_soon_threadsafe(function, *args)

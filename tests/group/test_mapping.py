@@ -7,6 +7,7 @@ import gc
 import itertools
 import logging
 import threading
+from types import SimpleNamespace
 
 import group_kit
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from test_retried_calls import is_gone, restarts
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError, WorkerDiedError
-from rlinf_actors.group.mapping import Loads
+from rlinf_actors.group.mapping import Pool
+from rlinf_actors.group.rank_loads import Loads
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import ExitReport, WorkerState
 from rlinf_actors.worker.worker import Worker
@@ -492,25 +494,62 @@ async def answer_rest(rank, n):
         await answer(rank, number)
 
 
-@given(st.lists(st.one_of(st.just("more"), st.integers(0, 4), st.integers(-5, -1))), st.integers(1, 3))
+@given(
+    st.lists(st.one_of(st.just("more"), st.integers(0, 4), st.integers(-5, -1), st.integers(10, 14))), st.integers(1, 3)
+)
 def test_loads_choose_the_rank_with_the_fewest_items(steps, limit):
-    loads, known = Loads(range(5), limit), dict.fromkeys(range(5), 0)
+    loads, known, resting = Loads(range(5), limit), dict.fromkeys(range(5), 0), set()
     for step in steps:
+        awake = {rank: load for rank, load in known.items() if rank not in resting}
         rank = next(loads.free(), None)
-        assert {*loads.free(), *loads.full()} == set(known)
+        assert {*loads.free(), *loads.full()} == set(awake)
+        assert set(loads.resting()) == {rank for rank in resting if known[rank] < limit}
         assert loads.empty == (not known)
-        assert (rank is None) == (not known or min(known.values()) == limit)
+        assert (rank is None) == (not awake or min(awake.values()) == limit)
         if step == "more" and rank is not None:
-            assert known[rank] == min(known.values())
+            assert known[rank] == min(awake.values())
             loads.change(rank, 1)
             known[rank] += 1
-        elif isinstance(step, int) and step >= 0 and known.get(step):
+        elif isinstance(step, int) and step >= 10 and step - 10 in awake:
+            loads.rest(step - 10)
+            resting.add(step - 10)
+        elif isinstance(step, int) and step >= 10:
+            loads.rouse(step - 10)
+            resting.discard(step - 10)
+        elif isinstance(step, int) and 0 <= step < 10 and known.get(step):
             loads.change(step, -1)
             known[step] -= 1
         elif isinstance(step, int) and step < 0 and ~step in known:
             loads.drop(~step)
             loads.change(~step, -1)  # a late answer
             del known[~step]
+            resting.discard(~step)
+
+
+@pytest.mark.parametrize("size", [50, 500])
+async def test_ranks_that_start_one_after_the_other_cost_the_same_in_a_large_group(size):
+    """The number of looks at ranks, while a map has no more to send to those that serve."""
+    looks, serving, wakes = 0, set(), []
+
+    class Group:
+        peers = [SimpleNamespace(error=None) for _ in range(size)]
+
+        def serves(self, rank):
+            nonlocal looks
+            looks += 1
+            return rank in serving
+
+        def watch(self, callback):
+            wakes.append(callback)
+            return lambda: None
+
+    pool = Pool(None, Group(), "step", None, range(size), 1, None, False, 1)
+    for rank in range(size):
+        serving.add(rank)
+        wakes[0]([rank])
+        assert pool._choose() is Group.peers[rank]
+        assert pool._free() is None
+    assert looks < 6 * size
 
 
 class TestScatter:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import logging
 import math
 import threading
+import weakref
 
 import pytest
 
@@ -104,6 +106,19 @@ class TestFailures:
             with pytest.raises(WorkerDiedError) as caught:
                 await world.group.execute_on(1).move()
         assert len(caught.traceback) < 6
+
+    async def test_a_failed_call_is_freed_with_its_last_reference(self, world):
+        result = world.group.execute_on(0).move()
+        world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("bad"))
+        kept = weakref.ref(result)
+        gc.disable()
+        try:
+            with contextlib.suppress(ValueError):
+                await result
+            del result
+            assert kept() is None
+        finally:
+            gc.enable()
 
     async def test_results_of_other_ranks_stay_readable_after_a_failure(self, world):
         result = world.group.move()

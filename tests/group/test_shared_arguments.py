@@ -29,9 +29,14 @@ class Rank:
         self.pending[call] = pending
         return call
 
-    def post(self, header, parts=(), *, now=False, **_how):
-        self.at_once = now
+    def post(self, header, parts=(), *, now=False, alone=True):
+        self.at_once, self.alone = now, alone
         self.send(frames.decode(header), parts)
+
+    def post_call(self, pending, call, parts):
+        self.open(pending, call.id)
+        self.alone = True
+        self.send(call, parts)
 
     def send(self, frame, parts=(), **_how):
         self.sent.append((frame, list(parts)))
@@ -58,6 +63,7 @@ def call(ranks, argument=ARRAY, **more):
     lost = types.SimpleNamespace(failed=_nothing, seen=_nothing, collected=_nothing)
     runtime = types.SimpleNamespace(lost=lost)
     result = WorkerGroupFuncResult(runtime, "step", ranks)
+    result._once = more.get("once", True)
     parts = payload.encode_call((argument,), {})
     result._start(*([parts] * more.get("each", 1)))
     return result
@@ -135,3 +141,12 @@ def test_arguments_are_released_when_all_ranks_have_answered():
         assert result._sharing is not None
         rank.answer()
     assert result._sharing is None
+
+
+@pytest.mark.parametrize("under_way", [0, 1])
+def test_worker_may_not_change_arguments_in_place_that_may_be_sent_again(under_way):
+    for once in (True, False):
+        rank = Rank(0, "here")
+        rank.pending = dict.fromkeys(range(under_way))
+        call([rank], once=once)
+        assert rank.alone == once

@@ -37,7 +37,7 @@ def node(directory: Path, environ: dict[str, str], config: str = "") -> Iterator
     command = [sys.executable, "-m", "agentd", "--config", str(directory / "agentd.toml"), "--head", "--listen",
                "127.0.0.1:0", "--run-dir", str(directory / "run"), "--log-dir", str(directory / "log"),
                "--ready-fd", str(write)]  # fmt: skip
-    env = {"PYTHONPATH": str(ROOT), **environ}
+    env = {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(directory / "state"), **environ}
     agent = subprocess.Popen(command, env=env, pass_fds=(write,), stderr=subprocess.DEVNULL)
     os.close(write)
     try:

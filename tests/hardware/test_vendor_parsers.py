@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from vendor_kit import CAPTURES, Tree, capture
 
@@ -198,19 +198,16 @@ def check(text: str) -> None:
             assert found.infos or found.faults
 
 
-@settings(max_examples=60)
 @given(st.text())
 def test_any_text(text: str) -> None:
     check(text)
 
 
-@settings(max_examples=60)
 @given(st.sampled_from(TEXTS), st.data())
 def test_an_answer_that_is_cut_short(text: str, data: st.DataObject) -> None:
     check(text[: data.draw(st.integers(0, len(text)))])
 
 
-@settings(max_examples=60)
 @given(st.sampled_from(TEXTS), st.integers(0, 1 << 32), st.text(max_size=8))
 def test_an_answer_with_lines_that_are_wrong(text: str, seed: int, noise: str) -> None:
     chance = random.Random(seed)
@@ -222,7 +219,6 @@ def test_an_answer_with_lines_that_are_wrong(text: str, seed: int, noise: str) -
     check("\n".join(lines))
 
 
-@settings(max_examples=60)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=8))
 def test_json_of_another_form(value: Any) -> None:
     for name in ("device_list", "device_level", "tile_level", "card0", "device_id", "memory_physical_size_byte"):

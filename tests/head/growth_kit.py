@@ -97,6 +97,9 @@ class _View:
     def __iter__(self):
         return looked_at(self._view)
 
+    def __reversed__(self):
+        return looked_at(reversed(self._view))
+
     def __len__(self):
         return len(self._view)
 

@@ -40,8 +40,9 @@ from rlinf_actors.head.coordinator import Coordinator
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, ProcessGone, WorkerExited, WorkerReady
-from rlinf_actors.wire.client_messages import GetNodes, KeyState, Launch
+from rlinf_actors.wire.client_messages import GetNodes, Launch
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.key_messages import KeyState
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, RunningWorker, WorkerSpec
 
@@ -54,10 +55,16 @@ def node_report(id: str, ip: str = "", **more: Any) -> NodeReport:
 
 
 def agent_hello(id: str, incarnation: str = "", **more: Any) -> AgentHello:
-    said = ("is_head", "workers", "watched", "protocol", "newest", "version")
+    said = ("is_head", "workers", "watched", "protocol", "newest", "version", "user", "secret")
     hello = {name: more.pop(name) for name in said if name in more}
     return AgentHello(
-        **{"protocol": PROTOCOL, "version": "1.0", **hello, "incarnation": incarnation or f"{id}-1"},
+        **{
+            "protocol": PROTOCOL,
+            "version": "1.0",
+            "secret": f"of {id}",
+            **hello,
+            "incarnation": incarnation or f"{id}-1",
+        },
         node=node_report(id, **more),
     )
 
@@ -138,9 +145,13 @@ class HeadKit:
 
     # --- in ---
 
-    def ask(self, peer: str, body: Body) -> Body | Refuse | None:
-        """Send a request; return its answer if it came at once. All other commands are in `out`."""
-        id, member = next(self.ids), self.member(peer)
+    def ask(self, peer: str, body: Body, id: int = 0) -> Body | Refuse | None:
+        """Send a request; return its answer if it came at once. All other commands are in `out`.
+
+        Args:
+            id: the number of an earlier request of this peer, which it repeats; 0 for the next number.
+        """
+        id, member = id or next(self.ids), self.member(peer)
         if member is None:
             self.out = []  # dropped, as by the transport
             return None

@@ -9,17 +9,8 @@ from head_kit import HeadKit, job_key
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.wire.agent_messages import Welcome
-from rlinf_actors.wire.client_messages import (
-    AddKey,
-    Enroll,
-    Enrolled,
-    GetKeys,
-    GetNodes,
-    Keys,
-    KeyState,
-    Launched,
-    RevokeKey,
-)
+from rlinf_actors.wire.client_messages import GetNodes, Launched
+from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey
 
 
 def key(letter: str) -> str:

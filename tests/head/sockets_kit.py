@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
+from rlinf_actors.head.audit import AuditLog
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.host import HeldPorts
-from rlinf_actors.net.link import secret_identity
+from rlinf_actors.net.link import LinkOptions, secret_identity
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -20,11 +22,13 @@ from rlinf_actors.security.job import JobGate, job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello
-from rlinf_actors.wire.client_messages import AddKey, GetEvents, GetStatus
+from rlinf_actors.wire.client_messages import GetEvents, GetStatus
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.key_messages import AddKey
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import NodeReport
-from rlinf_actors.worker.worker_server import RejectedPeers, WorkerServer
+from rlinf_actors.worker.joining import RejectedPeers
+from rlinf_actors.worker.worker_server import WorkerServer
 
 HEAD = KeyPair.make()
 
@@ -34,14 +38,15 @@ class KeyedHead:
 
     Args:
         more: endpoints besides the TCP one.
+        audit: the audit log, if there is one.
     """
 
-    def __init__(self, *more: str) -> None:
+    def __init__(self, *more: str, audit: AuditLog | None = None) -> None:
         self._networks: list[ZmqNetwork] = []
         self._clients: list[ControlClient] = []
         self._ports = HeldPorts()  # keeps the port while one head replaces another
         self._network = self.net(HEAD)
-        self.server = HeadServer(self._network, own=OwnKeys(HEAD.public))
+        self.server = HeadServer(self._network, own=OwnKeys(HEAD.public), audit=audit)
         self.endpoint = self.server.start([*more, f"tcp://127.0.0.1:{self._ports.hold()}"])[-1]
         self.admin = self.client(HEAD)
 
@@ -50,8 +55,11 @@ class KeyedHead:
         self._networks.append(network)
         return network
 
-    def client(self, pair: KeyPair | None, head: str = HEAD.public) -> ControlClient:
-        client = ControlClient(self.net(pair, head), self.endpoint, secret_identity("x"), lambda notice: None)
+    def client(
+        self, pair: KeyPair | None, head: str = HEAD.public, on_notice: Callable[[Body], None] = lambda notice: None
+    ) -> ControlClient:
+        identity = secret_identity("driver:x")
+        client = ControlClient(self.net(pair, head), self.endpoint, identity, on_notice)
         self._clients.append(client)
         return client
 
@@ -150,7 +158,7 @@ class KeyedWorker:
         self._server.refuse(ValueError("there is no class: a member is told so"))
         self.bind = self._server.bind
         self.endpoint = ""
-        self._log = _LogLines("rlinf_actors.worker.worker_server")
+        self._log = _LogLines("rlinf_actors.worker")
 
     def net(self, security: Security) -> ZmqNetwork:
         network = ZmqNetwork(asyncio.get_running_loop(), security)
@@ -169,8 +177,7 @@ class KeyedWorker:
             at or self.endpoint,
             secret_identity("driver:x#1"),
             received,
-            token=link_token,
-            on_rejected=lambda why, for_good: told.put_nowait(why),
+            LinkOptions(token=link_token, on_rejected=lambda why, for_good: told.put_nowait(why)),
         )
         link.send(frames.encode(frames.Join(PROTOCOL, "1", "3.11", "driver:x", token or self._token, "g-0")))
         link.send(frames.encode(frames.Call(1, "anything")))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 from head_kit import HeadKit, agent_hello, running, specs
+from msgspec.structs import replace
 
+from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.head.commands import Refuse
+from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers
-from rlinf_actors.wire.client_messages import Launch, Launched, StopCluster, StopGroup, Warn, WorkerChanged
+from rlinf_actors.wire.client_messages import EStop, Launch, Launched, StopCluster, StopGroup, Warn, WorkerChanged
+from rlinf_actors.wire.control_codec import Notice, Request
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, LeaseState, WorkerSpec
 
 ARM, OTHER = Claim("Franka:10.0.1.1", "Franka 10.0.1.1"), Claim("Franka:10.0.1.2", "Franka 10.0.1.2")
@@ -26,7 +30,7 @@ class Lab(HeadKit):
         """Launch a group whose worker of rank k holds claims[k]."""
         namespace = "ns" if peer == "d1" else "other"
         made = specs(group, nodes or [0] * len(claims), namespace, launch)
-        workers = [msgspec.structs.replace(s, claims=list(c)) for s, c in zip(made, claims, strict=True)]
+        workers = [msgspec.structs.replace(s, claims=tuple(c)) for s, c in zip(made, claims, strict=True)]
         return self.ask(peer, Launch(namespace, group, "m:C", workers, wait_s=wait_s))
 
     def leases(self) -> list[LeaseState]:
@@ -40,7 +44,7 @@ def refused(answer) -> str:
 
 
 def arm_spec(group: str = "g", node: int = 0, namespace: str = "ns") -> WorkerSpec:
-    return msgspec.structs.replace(specs(group, [node], namespace)[0], claims=[ARM])
+    return msgspec.structs.replace(specs(group, [node], namespace)[0], claims=(ARM,))
 
 
 # --- refusals ---
@@ -67,7 +71,7 @@ def test_refusal_describes_remote_worker_and_ended_owners():
     lab.claim()
     assert "owned by driver, process 100 on a machine without an agentd;" in refused(lab.claim("h", peer="d2"))
     lab.driver("w1", role="worker", worker_id="g-0", host="host-n0", token="token1")
-    made = msgspec.structs.replace(specs("inner", [1])[0], claims=[OTHER])
+    made = msgspec.structs.replace(specs("inner", [1])[0], claims=(OTHER,))
     assert isinstance(lab.ask("w1", Launch("ns", "inner", "m:C", [made])), Launched)
     assert "owned by worker g:0, process 100 on node n0" in refused(lab.claim("h", ((OTHER,),), peer="d2"))
     lab.tell("d1", Goodbye("done"))
@@ -214,7 +218,7 @@ def test_a_restarted_head_learns_of_robots_from_the_agents():
     kit.node("n0", workers=[running(spec, "d1", pid=5, endpoint=Endpoint("h", "ipc://x"))])
     kit.driver("d2", namespace="other")
     kit.nodes(1, peer="d2")
-    made = msgspec.structs.replace(specs("h", [0], "other")[0], claims=[ARM])
+    made = msgspec.structs.replace(specs("h", [0], "other")[0], claims=(ARM,))
     text = refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
     assert "group 'g' of namespace 'ns', whose owner this head has not heard of since it started" in text
     kit.driver("d1")
@@ -266,6 +270,18 @@ def test_waiting_launches_start_in_order_when_the_robot_is_free():
     assert [launched.group.name for _, launched in lab.answers()] == ["i"]
 
 
+def test_end_of_a_wait_does_not_try_the_launch_again(monkeypatch):
+    lab = Lab()
+    lab.claim("g")
+    for n in range(50):
+        assert lab.claim(f"h{n}", peer="d2", wait_s=3) is None
+    tries = []
+    monkeypatch.setattr(lab.head.groups.claims, "check", lambda *claims: tries.append(claims))
+    lab.out = lab.wait(3)
+    assert [refuse.kind for refuse in lab.refusals()] == ["hardware_in_use"] * 50
+    assert not tries
+
+
 def test_waiting_launch_is_refused_after_its_wait_s():
     lab = Lab()
     lab.claim()
@@ -313,9 +329,27 @@ def test_end_of_the_cluster_refuses_waiting_launches():
     kit = HeadKit(embedded=True)
     kit.cluster()
     for group in ("g", "h"):
-        made = msgspec.structs.replace(specs(group, [0])[0], claims=[ARM])
+        made = msgspec.structs.replace(specs(group, [0])[0], claims=(ARM,))
         kit.ask("d1", Launch("ns", group, "m:C", [made], wait_s=9.0))
     kit.ask("d1", StopCluster())
     assert [refuse.text for refuse in kit.refusals()] == ["the cluster is being stopped"]
     kit.exited("a:n0", "g-0")
     assert kit.ended()
+
+
+def test_status_and_stops_can_be_read_with_the_longest_names():
+    """One job whose robot had a key of 300 characters made every status unreadable, also for others."""
+    kit = HeadKit()
+    kit.node("n0", ip="1" * 64, hostname="n" * 128)
+    kit.driver()
+    kit.nodes(1)
+    kit.wait(0.5)
+    (spec,) = specs("g", [0])
+    robot = Claim("k" * 1024, "t" * 1024)
+    launch = control_codec.encode(Request(1, Launch("ns", "g", "m:C", [replace(spec, claims=(robot,))])))
+    assert isinstance(kit.ask("d1", control_codec.decode(launch).body), Launched)
+    for body in (kit.head.status(kit.now), kit.ask("tool", EStop("me"))):
+        assert control_codec.decode(control_codec.encode(Notice(body))).body == body
+    longer = Launch("ns", "g", "m:C", [replace(spec, claims=(Claim("k" * 1025, "t"),))])
+    with pytest.raises(RemoteWireError):
+        control_codec.decode(control_codec.encode(Request(1, longer)))

@@ -61,7 +61,7 @@ def test_another_protocol_is_refused_with_both_versions_named():
     ("fields", "text"),
     [
         ({"role": "king"}, "'king' is no role"),
-        ({"namespace": ""}, "a namespace must be named"),
+        ({"namespace": ""}, "'' cannot be a namespace's name"),
         ({"role": "worker", "worker_id": "w9", "token": "token1"}, "worker 'w9' is not known"),
         ({"role": "worker", "worker_id": "g-0", "token": "guess"}, "no member of namespace 'ns'"),
         (

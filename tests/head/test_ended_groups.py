@@ -90,3 +90,14 @@ def test_job_with_many_ended_groups_evicts_its_own_only():
         ended.add(state(f"g{n}", 1))
     assert ended.get(("theirs", "quiet"), "t") is not None
     assert [n for n in range(10) if ended.get(("ns", f"g{n}"), "t") is not None] == [7, 8, 9]
+
+
+def test_two_equal_look_ups_of_one_client_that_wait_both_get_their_answer():
+    """Two threads look for a group that a third launches soon."""
+    kit = HeadKit()
+    kit.cluster()
+    for _ in range(2):
+        assert kit.ask("d1", FindGroup("ns", "soon", wait_s=60.0)) is None
+    kit.launch("soon", [0])
+    found = [body.group.name for _, body in kit.answers() if isinstance(body, Launched)]
+    assert found == ["soon"] * 3

@@ -1,6 +1,6 @@
 """The cost of each event at the head does not grow with the cluster; that of many events grows as their number does.
 
-Two clusters are compared, of 100 and of 1,000 nodes, in two shapes: many small jobs, and one job with workers on every
+Two clusters are compared, of 40 and of 400 nodes, in two shapes: many small jobs, and one job with workers on every
 node. Costs are numbers of operations (growth_kit), not seconds.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from growth_kit import instrument, operations
 from head_kit import HeadKit, agent_hello, client_hello, running, specs
+from msgspec.structs import replace
 
 from rlinf_actors.head.commands import PeerUnreachable
 from rlinf_actors.wire.agent_messages import (
@@ -35,9 +36,12 @@ from rlinf_actors.wire.client_messages import (
     StopGroup,
     WatchClients,
 )
+from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupHandle, HardwareQuestion
 
-SMALL, LARGE = 100, 1000
+pytestmark = pytest.mark.model
+
+SMALL, LARGE = 40, 400
 PER_NODE = 4
 """Workers on each node of the one large job."""
 
@@ -253,6 +257,22 @@ def test_cost_of_joins_is_linear_while_a_request_for_nodes_lacks_one(ranks):
         return act
 
     linear("joins", [joins(SMALL), joins(LARGE)])
+
+
+def test_cost_of_added_ranks_is_linear():
+    def adds(size: int) -> Callable[[], object]:
+        kit = Kit()
+        join(kit, 0)
+        kit.driver()
+        assert kit.launch("g", [0] * size) is not None
+        new = [replace(spec, id=f"g-{spec.rank}a1") for spec in specs("g", [0] * 2 * size)[size:]]
+        instrument(kit.head)
+        return lambda: [
+            kit.ask("d1", AddRanks("ns", "g", new)),
+            kit.ask("d1", ResizeGroup("ns", "g", "g", 2 * size, stop=False)),
+        ]
+
+    linear("added ranks", [adds(SMALL), adds(LARGE)])
 
 
 def restarted(size: int, workers: int) -> tuple[Kit, list[Callable[[], object]]]:

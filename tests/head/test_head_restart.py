@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pace
 import pytest
 from head_kit import HeadKit, agent_hello, client_hello, running, specs
 from hypothesis import given, settings
@@ -116,7 +117,7 @@ def test_restarted_head_refuses_the_older_of_a_nodes_two_agentds():
     kit.node("n0", "n0-2")
     kit.restart()
     kit.node("n0", "n0-2")
-    assert "two agentds run as one node" in kit.node("n0", "n0-1").text
+    assert "is served by a newer agentd" in kit.node("n0", "n0-1").text
     assert kit.node_states() == {"n0": "ready"}
 
 
@@ -217,7 +218,7 @@ def test_driver_that_said_goodbye_leaves_no_tombstone():
 
 
 def arm(group: str):
-    return [replace(spec, claims=[Claim("Franka:1", "Franka 1")]) for spec in specs(group, [0])]
+    return [replace(spec, claims=(Claim("Franka:1", "Franka 1"),)) for spec in specs(group, [0])]
 
 
 def test_an_emergency_stop_survives_the_head():
@@ -276,7 +277,7 @@ class Actor:
         self.waiting = False
 
 
-@settings(max_examples=60)
+@settings(max_examples=20 * pace.rounds)
 @given(st.lists(st.integers(0, 5), max_size=60))
 def test_no_worker_is_lost_and_no_rank_granted_twice_in_any_order(order):
     kit = cluster(3)

@@ -10,17 +10,8 @@ from msgspec.structs import replace
 from rlinf_actors.head.commands import Notify, Refuse
 from rlinf_actors.head.quotas import LIMITS
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
-from rlinf_actors.wire.client_messages import (
-    Detach,
-    Done,
-    GetEvents,
-    GetNodes,
-    GetStatus,
-    Launch,
-    Launched,
-    RotateKey,
-    Status,
-)
+from rlinf_actors.wire.client_messages import Detach, Done, GetEvents, GetNodes, GetStatus, Launch, Launched, Status
+from rlinf_actors.wire.key_messages import RotateKey
 from rlinf_actors.wire.values import RunningWorker
 
 

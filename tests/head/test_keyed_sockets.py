@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from sockets_kit import HEAD, KeyedHead, KeyedWorker, driver_hello, refused
 
-from rlinf_actors.errors import AuthenticationError
+from rlinf_actors.errors import AuthenticationError, UsageError
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime.head_session import HeadSession
 from rlinf_actors.runtime.peer import Peer
@@ -20,7 +20,9 @@ from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.agent_messages import ClientHello
-from rlinf_actors.wire.client_messages import GetStatus, RevokeKey
+from rlinf_actors.wire.client_messages import FindGroup, GetStatus, Warn, WatchClients
+from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.key_messages import RevokeKey
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 
@@ -135,3 +137,17 @@ async def test_call_to_a_worker_of_another_job_fails(worker: KeyedWorker) -> Non
     assert isinstance(error, AuthenticationError)
     assert "g:0 on n0 refused: what listens there does not have the key that is expected" in str(error)
     peer.close()
+
+
+async def test_value_beyond_its_bound_is_refused_told_and_logged(head: KeyedHead) -> None:
+    told: asyncio.Queue[Body] = asyncio.Queue()
+    pair = await head.listed("driver", "ann")
+    driver = head.client(pair, on_notice=told.put_nowait)
+    await driver.request(driver_hello(), 10)
+    with pytest.raises(UsageError, match=r"refuses this FindGroup: FindGroup.group has more than 256 characters"):
+        await driver.request(FindGroup("ns", "g" * 257), 10)
+    driver.notify(WatchClients(["x"] * 20_000))
+    warned = await asyncio.wait_for(told.get(), 10)
+    assert isinstance(warned, Warn)
+    assert "WatchClients.incarnations has more than 10,000 elements" in warned.text
+    assert "ann" in await head.noted("refused a message of", "WatchClients.incarnations has more than")

@@ -140,9 +140,9 @@ def send_anew(kit: HeadKit, workers: list[WorkerSpec]):
 
 
 def test_repeated_launch_that_waits_for_its_robot_is_answered_once(kit):
-    held = [replace(spec, claims=[ARM]) for spec in specs("arm", [0])]
+    held = [replace(spec, claims=(ARM,)) for spec in specs("arm", [0])]
     assert isinstance(kit.ask("d1", Launch("ns", "arm", "m:C", held)), Launched)
-    workers = [replace(spec, claims=[ARM] if spec.rank == 0 else []) for spec in specs("g", [0, 0, 1], launch="l")]
+    workers = [replace(spec, claims=(ARM,) if spec.rank == 0 else ()) for spec in specs("g", [0, 0, 1], launch="l")]
     assert send(kit, workers, wait_s=60.0) is None
     assert kit.ask("d1", last(workers, wait_s=60.0)) is None  # over a new connection, without the parts
     kit.ask("d1", StopGroup("ns", "arm", 1.0))
@@ -204,6 +204,13 @@ def test_part_with_too_many_bytes_is_refused(kit):
     assert refused.kind == "usage"
 
 
+def test_part_with_too_many_workers_is_refused(kit):
+    one = parts(specs("g", [0] * 1500, launch="l"), 1)[0]
+    refused = kit.ask("d1", replace(one, workers=[batch for batch in one.workers for _ in range(2)]))
+    assert refused.kind == "usage"
+    assert "2,000 workers" in refused.text
+
+
 # --- what is sent ---
 
 
@@ -213,7 +220,7 @@ def of_size(size: int) -> list[WorkerSpec]:
         WorkerSpec(
             f"l-{rank}", "g", "ns", rank, size, rank % 1000,
             {**shared, "RANK": f"{rank}", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "3"},
-            sys_path=["/opt/project", "/opt/venv/lib/python3.11/site-packages"], cwd="/opt/project",
+            sys_path=("/opt/project", "/opt/venv/lib/python3.11/site-packages"), cwd="/opt/project",
         )
         for rank in range(size)
     ]  # fmt: skip
@@ -229,7 +236,9 @@ def test_parts_have_all_workers_and_stay_within_their_limits():
 
 def test_workers_that_share_no_fields_are_in_one_part_each_with_their_own():
     workers = [
-        replace(spec, code_paths=[f"/code/{spec.node_rank}"], env={f"ONLY{spec.rank}": "1"}, numa_nodes=[spec.rank % 2])
+        replace(
+            spec, code_paths=(f"/code/{spec.node_rank}",), env={f"ONLY{spec.rank}": "1"}, numa_nodes=(spec.rank % 2,)
+        )
         for spec in of_size(10)
     ]
     assert sorted(specs_of(batches_of(workers)), key=lambda spec: spec.rank) == workers
@@ -281,7 +290,7 @@ def test_restarted_head_learns_the_description_of_a_group(knows):
     kit.driver(token="old")
     known = [WorkerState(f"g-{rank}", rank, rank, "10.0.0.1", "starting") for rank in range(2)]
     kit.tell("d1", Handles([GroupHandle("ns", "g", known, "placements" if knows == "owner" else "")]))
-    assert [group.detail for group in kit.head.groups.states(lambda namespace: True)] == ["placements"]
+    assert [group.detail for group in kit.head.status(kit.now).groups] == ["placements"]
 
 
 # --- one worker ---

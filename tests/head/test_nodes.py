@@ -152,8 +152,8 @@ def test_a_restarted_agent_replaces_its_old_incarnation():
     assert changed.workers[0].exit.kind == "node_lost"
     assert "started anew" in changed.workers[0].exit.reason
     refused = kit.node("n0")
-    assert refused.kind == "config"
-    assert "--node-id" in refused.text
+    assert refused.kind == "node_lost"
+    assert "is served by a newer agentd" in refused.text
 
 
 def test_goodbye_frees_node_and_rank_at_once():
@@ -312,6 +312,17 @@ def test_gap_in_explicit_ranks_is_awaited():
     assert kit.nodes(2) is None
     kit.node("y", rank=1)
     assert [order(body) for peer, body in kit.answers() if peer == "d1"] == [[(0, "x"), (1, "y")]]
+
+
+def test_request_for_as_many_nodes_as_one_that_has_ended_is_answered():
+    kit = HeadKit()
+    kit.cluster(1)
+    kit.nodes(2)
+    kit.tell("d1", Goodbye("over"))
+    kit.driver("d2")
+    assert kit.nodes(2, peer="d2") is None
+    kit.node("n1")
+    assert [peer for peer, _ in kit.answers()] == ["d2", "a:n1"]
 
 
 def test_request_for_nodes_ends_with_its_client():

@@ -9,7 +9,7 @@ from rlinf_actors.head import event_log
 from rlinf_actors.head.commands import Command, ConnectionRejected
 from rlinf_actors.head.event_log import KINDS
 from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
-from rlinf_actors.wire.client_messages import GetKeys
+from rlinf_actors.wire.key_messages import GetKeys
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from restart_kit import UP, cluster, returns
 
 from rlinf_actors.head.commands import Refuse
+from rlinf_actors.head.group_notices import MOST_STATES
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers
 from rlinf_actors.wire.client_messages import Done, FindGroup, Handles, Launch, Launched, WorkerChanged
+from rlinf_actors.wire.launch_messages import LaunchPart, batches_of
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.values import GroupHandle
 
@@ -52,7 +54,7 @@ def test_an_added_rank_is_a_member_only_after_the_owner_says_so():
     kit.driver("d2")
     assert found(kit, "d2").world_size == 2
     reply = add(kit)
-    assert [worker.id for worker in reply.group.workers] == ["g-0", "g-1", "g-2a1"]
+    assert [worker.id for worker in reply.group.workers] == ["g-2a1"]
     assert [spec.id for one in kit.sent(StartWorkers, "a:n0") for spec in one.workers] == ["g-2a1"]
     kit.ready("a:n0", "g-2a1")
     assert [worker.id for worker in kit.sent(WorkerChanged, "d1")[0].workers] == ["g-2a1"]
@@ -176,14 +178,14 @@ def test_a_restarted_head_goes_on_with_an_addition():
     kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=resized(2, 0)[1:]))
     returns(kit)
     assert len(found(kit).workers) == 2
-    assert [worker.id for worker in add(kit).group.workers] == ["g-0", "g-1", "g-2a1"]
+    assert [worker.id for worker in add(kit).group.workers] == ["g-2a1"]
     assert resize(kit, 3) == Done()
     assert len(found(kit).workers) == 3
 
 
 def test_the_owner_learns_from_a_restarted_head_that_an_added_worker_is_gone():
     kit = cluster()
-    states = add(kit).group.workers
+    states = [*found(kit).workers, *add(kit).group.workers]
     kit.restart()
     kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=resized(2, 0)[:1]))
     kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=resized(2, 0)[1:]))
@@ -202,3 +204,65 @@ def test_a_group_ends_after_its_removed_ranks():
     kit.exited("a:n1", "g-1", kind="stopped")
     assert kit.answers() == [("d1", Done())]
     assert kit.group_states() == {}
+
+
+# --- many ranks are added in parts ---
+
+
+def add_in_parts(kit, workers, size=2):
+    """Send *workers* in parts of *size*; return the answer."""
+    first, last = workers[:-1], workers[-1]
+    slices = [first[start : start + size] for start in range(0, len(first), size)]
+    for index, part in enumerate(slices):
+        assert kit.ask("d1", LaunchPart("ns", "g", last.id, index, batches_of(part))) == Done()
+    return kit.ask("d1", AddRanks("ns", "g", [last], len(slices)))
+
+
+def test_ranks_that_come_in_parts_start_together():
+    kit = cluster()
+    reply = add_in_parts(kit, added(5))
+    assert [worker.id for worker in reply.group.workers] == [f"g-{rank}a1" for rank in range(2, 7)]
+    assert [spec.id for one in kit.sent(StartWorkers, "a:n0") for spec in one.workers] == [
+        f"g-{rank}a1" for rank in range(2, 7)
+    ]
+    assert len(kit.head.launches.parts) == 0
+    assert resize(kit, 7) == Done()
+    assert len(found(kit).workers) == 7
+
+
+def test_repeated_addition_whose_parts_are_used_up_gets_the_same_workers():
+    kit = cluster()
+    workers = added(5)
+    reply = add_in_parts(kit, workers)
+    assert kit.ask("d1", AddRanks("ns", "g", workers[-1:], 2)) == reply
+    assert kit.sent(StartWorkers) == []
+
+
+def test_addition_needs_its_parts_again_at_a_head_that_knows_only_some_of_its_workers():
+    kit = cluster()
+    kit.restart()
+    *_, last = workers = added(3)
+    there = [resized(2, 0)[0], running(last, "d1", endpoint=UP, pid=8)]
+    kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=there))
+    kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=resized(2, 0)[1:]))
+    returns(kit)
+    refused = kit.ask("d1", AddRanks("ns", "g", [last], 1))
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "parts"
+    assert len(add_in_parts(kit, workers).group.workers) == 3
+
+
+def test_addition_that_was_given_up_leaves_no_parts():
+    kit = cluster()
+    workers = added(5)
+    kit.ask("d1", LaunchPart("ns", "g", workers[-1].id, 0, batches_of(workers[:2])))
+    assert resize(kit, 2) == Done()
+    assert len(kit.head.launches.parts) == 0
+    assert len(add_in_parts(kit, added(3, attempt=2)).group.workers) == 3
+
+
+def test_states_of_many_added_ranks_follow_the_answer():
+    kit = cluster()
+    size = MOST_STATES + 3
+    assert len(add_in_parts(kit, added(size), 2000).group.workers) == MOST_STATES
+    assert sum(len(notice.workers) for notice in kit.sent(WorkerChanged, "d1")) >= 3

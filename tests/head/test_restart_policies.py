@@ -152,9 +152,9 @@ def test_stopping_worker_is_not_restarted():
 
 
 def test_robot_stays_with_the_group_during_the_back_off():
-    kit = restarting(claims=[ARM])
+    kit = restarting(claims=(ARM,))
     dies(kit)
-    other = [msgspec.structs.replace(specs("other", [0])[0], claims=[ARM])]
+    other = [msgspec.structs.replace(specs("other", [0])[0], claims=(ARM,))]
     refused = kit.ask("d1", Launch("ns", "other", "m:C", other))
     assert isinstance(refused, Refuse)
     assert refused.kind == "hardware_in_use"
@@ -163,7 +163,7 @@ def test_robot_stays_with_the_group_during_the_back_off():
 
 
 def test_an_emergency_stop_ends_the_back_off_of_a_robot_worker_for_good():
-    kit = restarting(claims=[ARM])
+    kit = restarting(claims=(ARM,))
     dies(kit)
     kit.ask("d1", EStop("a test"))
     assert kit.group_states() == {}
@@ -173,7 +173,7 @@ def test_an_emergency_stop_ends_the_back_off_of_a_robot_worker_for_good():
 
 
 def test_emergency_stop_prevents_restarts_of_robot_workers():
-    kit = restarting(claims=[ARM])
+    kit = restarting(claims=(ARM,))
     kit.ask("d1", EStop("a test"))
     kit.exited("a:n0", "g-0", kind="exited", exit_code=76)
     assert kit.group_states() == {}
@@ -267,7 +267,7 @@ def _specs_of(kit: HeadKit):
 
 def test_repeated_launch_keeps_its_robots():
     arms = [Claim("arm:0", "arm 0"), Claim("arm:1", "arm 1")]
-    workers = [msgspec.structs.replace(spec, claims=[arms[spec.rank]]) for spec in specs("g", [0, 1])]
+    workers = [msgspec.structs.replace(spec, claims=(arms[spec.rank],)) for spec in specs("g", [0, 1])]
     kit = HeadKit()
     kit.cluster(2)
     kit.node("n0", ip="10.0.0.1", is_head=True, workers=[running(workers[0], "d1", pid=5)])  # n1 never got the order
@@ -275,7 +275,7 @@ def test_repeated_launch_keeps_its_robots():
     assert isinstance(answer, Launched)
     assert started(kit, "a:n1") == ["g-1"]
     for n, arm in enumerate(arms):
-        other = [msgspec.structs.replace(specs(f"other{n}", [1])[0], claims=[arm])]
+        other = [msgspec.structs.replace(specs(f"other{n}", [1])[0], claims=(arm,))]
         refused = kit.ask("d1", Launch("ns", f"other{n}", "m:C", other))
         assert isinstance(refused, Refuse)
         assert refused.kind == "hardware_in_use"

@@ -30,8 +30,9 @@ from rlinf_actors.security.members import fingerprint
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import ClientHello, Welcome, WorkerReady
-from rlinf_actors.wire.client_messages import Enroll, Enrolled, GetNodes, GetStatus, Launch, Launched, RevokeKey, Status
+from rlinf_actors.wire.client_messages import GetNodes, GetStatus, Launch, Launched, Status
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.key_messages import Enroll, Enrolled, RevokeKey
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 
@@ -48,7 +49,7 @@ class World:
         head = self.head
         self.ann, self.bob = head.client(await head.listed("driver", "ann")), await head.listed("driver", "bob")
         self.token = await self._job(self.ann, "ns")
-        self.others = await self._job(head.client(self.bob), "bob's")
+        self.others = await self._job(head.client(self.bob), "bobs")
         self.agent = head.client(await head.listed("agent", "n1"))
         await self.agent.request(agent_hello("n1"), 10)
         await self.ann.request(GetNodes(1), 10)
@@ -188,7 +189,7 @@ TCP = [
     (used_token,           WORKERS, CLOSED,                           NOT_OURS),
     (unused_token,         HEADS,   "enroll 'n5' may not say",        "enroll 'n5' may not say GetStatus"),
     (unused_token,         WORKERS, CLOSED,                           NOT_OURS),
-    (another_jobs_key,     HEADS,   "belongs to namespace 'ns'",      "a worker of namespace \"bob's\" says that it"),
+    (another_jobs_key,     HEADS,   "belongs to namespace 'ns'",      "a worker of namespace 'bobs' says that it"),
     (another_jobs_key,     WORKERS, CLOSED,                           NOT_OURS),
     (another_clusters_job, HEADS,   CLOSED,                           "127.0.0.1: key {key} is not listed"),
     (another_clusters_job, WORKERS, CLOSED,                           NOT_OURS),

@@ -26,7 +26,7 @@ from rlinf_actors.head.commands import (
     Tombstone,
 )
 from rlinf_actors.head.store import FILE, HeadStore
-from rlinf_actors.wire.client_messages import KeyState
+from rlinf_actors.wire.key_messages import KeyState
 
 KEY = KeyState("x", "agent", "n0", 17.5, "kim", True, 917.5)
 ENDED = replace(KEY, ended_at=20.0, why="it was used")
@@ -69,11 +69,26 @@ async def test_next_head_reads_the_whole_state(tmp_path):
     assert opened(tmp_path).epoch == 3
 
 
+async def test_changes_of_a_thousand_hellos_share_transactions(tmp_path, monkeypatch):
+    store = HeadStore(str(tmp_path))
+    told, transactions = asyncio.Queue(), []
+    begin = store._transaction
+    monkeypatch.setattr(store, "_transaction", lambda: transactions.append(1) or begin())
+    for n in range(1000):
+        store.write([StopPressed(str(n), "stop")], told.put_nowait)
+    for _ in range(1000):
+        assert await asyncio.wait_for(told.get(), 10)
+    assert len(transactions) == 2
+    store.close()
+    assert len(opened(tmp_path).stops) == 1000
+
+
 async def test_writes_before_close_are_durable(tmp_path):
     store = HeadStore(str(tmp_path))
     store.write([StopPressed("*", "stop")], lambda durable: None)
+    store.write([StopPressed("*2", "stop")], lambda durable: None)
     store.close()
-    assert opened(tmp_path).stops == {"*": "stop"}
+    assert opened(tmp_path).stops == {"*": "stop", "*2": "stop"}
 
 
 async def test_tombstones_are_bounded(tmp_path):

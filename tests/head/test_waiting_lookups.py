@@ -10,6 +10,7 @@ from rlinf_actors.wire.agent_messages import Goodbye
 from rlinf_actors.wire.client_messages import FindGroup, Launched, StopCluster, WorkerChanged
 
 LOOK = FindGroup("ns", "h", True, "h", 2.0)
+FIRST = 1000  # the number of that request
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def kit():
     kit.cluster()
     token = kit.launch("g", [0]).group.token
     kit.driver("w", role="worker", worker_id="g-0", token=token)
-    assert kit.ask("w", LOOK) is None
+    assert kit.ask("w", LOOK, FIRST) is None
     return kit
 
 
@@ -58,7 +59,8 @@ def test_lookup_ignores_an_ended_namesake(kit):
 
 
 def test_repeated_lookup_is_answered_once(kit):
-    assert kit.ask("w", LOOK) is None
+    """A client whose connection was lost repeats it with its old number."""
+    assert kit.ask("w", LOOK, FIRST) is None
     kit.launch("h", [0])
     assert found(kit) == ["h"]
 

@@ -229,7 +229,7 @@ class Awaiting(Worker):
     async def nothing_blocks(self, channel: Channel, head: int) -> dict[str, str]:
         """Every operation on a handle that came as an argument, and the makers, while the head stands still."""
         makers = {
-            "create_channel": lambda: self.create_channel("a worker's", async_op=True),
+            "create_channel": lambda: self.create_channel("of_a_worker", async_op=True),
             "create_channel beside": lambda: self.create_channel("older", group_affinity="asyncs", async_op=True),
             "connect_channel": lambda: self.connect_channel(channel_name=channel.name, async_op=True),
         }

@@ -171,8 +171,10 @@ class LaneTalker(TensorTalker):
 
         before, process_groups.GlooWire.recv = process_groups.GlooWire.recv, recv  # type: ignore[method-assign]
         heard: list[Any] = []
-        while not under_way.is_set():  # a limit may end before the message has come, on a busy machine
+        while True:
             heard = [ended(self.recv(group, 0, async_op=True, timeout=0.2))]
+            if under_way.is_set():  # on a busy machine, the message may come before the first limit, or after it
+                break
         try:
             self.recv(group, 0, timeout=0.1)
         except TimeoutError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import sys
 import threading
 from typing import Any
 
@@ -140,3 +141,23 @@ class AsyncTalker(Worker):
     async def give_many(self, values: list[Any], groups: Any) -> list[Any]:
         works = [self.broadcast(value, groups=groups, async_op=True) for value in values]
         return [await work for work in works]
+
+
+class Walker(Worker):
+    """Counts the files of this library that a send of an array visits, and the calls of its functions."""
+
+    def hear(self, group: str, count: int) -> None:
+        for _ in range(count):
+            self.recv(group, 0)
+
+    def walk(self, group: str, count: int) -> tuple[set[str], int]:
+        import numpy as np
+
+        array, calls = np.ones(1 << 20, np.uint8), []
+        for _ in range(count - 1):
+            self.send(array, group, 0)
+        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None)
+        self.send(array, group, 0)
+        sys.setprofile(None)
+        ours = [file for file in calls if "rlinf_actors" in file]
+        return set(ours), len(ours)

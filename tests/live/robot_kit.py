@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import select
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,29 @@ from rlinf_actors.testing import simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import Command, SimulatedArmClient, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def until(
+    record: Path, fact: Callable[[list[Command]], bool], what: str = "", patience_s: float = 60.0
+) -> list[Command]:
+    """Wait for a fact about an arm's record, which is looked at whenever the arm has written. Return its commands."""
+    deadline, commands, rest = time.monotonic() + patience_s, list[Command](), ""
+    with (
+        record.open() as file,
+        subprocess.Popen(["tail", "-n", "+1", "-f", str(record)], stdout=subprocess.PIPE) as tail,
+    ):
+        assert tail.stdout is not None
+        try:
+            while True:
+                *lines, rest = (rest + file.read()).split("\n")  # what is new alone: an arm writes 200 lines a second
+                commands += [Command(one["at"], one["connection"], one["command"]) for one in map(json.loads, lines)]
+                if fact(commands):
+                    return commands
+                left = deadline - time.monotonic()
+                assert select.select([tail.stdout], [], [], max(0.0, left))[0], (what, commands[-5:])
+                os.read(tail.stdout.fileno(), 1 << 20)
+        finally:
+            tail.kill()
 
 
 class Arm:
@@ -40,25 +65,25 @@ class Arm:
     def commands(self) -> list[Command]:
         return read_record(self.record)
 
-    def until(self, fact: Any, patience_s: float = 60.0) -> list[Command]:
-        """Wait for a fact about the record; its end is looked at whenever the arm has written."""
-        deadline = time.monotonic() + patience_s
-        with subprocess.Popen(["tail", "-n", "+1", "-f", str(self.record)], stdout=subprocess.PIPE) as tail:
-            assert tail.stdout is not None
-            try:
-                while not fact(commands := self.commands()):
-                    left = deadline - time.monotonic()
-                    assert select.select([tail.stdout], [], [], max(0.0, left))[0], commands[-5:]
-                    os.read(tail.stdout.fileno(), 1 << 20)
-            finally:
-                tail.kill()
-        return commands
+    def until(self, fact: Any) -> list[Command]:
+        """Wait for a fact about the record."""
+        return until(self.record, fact)
 
     def until_streaming(self) -> list[Command]:
         return self.until(lambda commands: sum(one.text.startswith("move") for one in commands) > 5)
 
     def until_closed(self) -> list[Command]:
         return self.until(lambda commands: any(one.text == "closed" for one in commands))
+
+    def forget(self) -> None:
+        """Wait for the end of all connections, then begin the record anew."""
+
+        def all_closed(commands: list[Command]) -> bool:
+            closed = {one.connection for one in commands if one.text == "closed"}
+            return closed == {one.connection for one in commands}
+
+        self.until(all_closed)
+        os.truncate(self.record, 0)  # the arm appends
 
     def __enter__(self) -> Arm:
         return self

@@ -89,10 +89,17 @@ class Holder(Worker):
         """Keeps what the workers of another group answer."""
         self.kept += WorkerGroup.from_group_name(Holder, group).echo(value).wait()
 
-    def lends(self) -> int:
-        """Bytes of this worker's own shared memory that are in use; -1 without any."""
+    def lends(self, turns: int = 1) -> int:
+        """Bytes of this worker's own shared memory that are in use; -1 without any.
+
+        The I/O thread's loop has turned before, so it has said what this worker dropped before this call.
+        """
         context = current()
         assert context is not None
+        for _ in range(turns):
+            turned = threading.Event()
+            context.runtime.network.soon(turned.set)
+            turned.wait()
         memory = context.runtime.network.memory
         return -1 if memory is None else memory.used
 
@@ -103,13 +110,7 @@ class Holder(Worker):
         """The same, once the process that is watched has ended and this worker knows."""
         select.select([self.watched], [], [])
         os.close(self.watched)
-        context = current()
-        assert context is not None
-        for _ in range(3):  # the I/O thread's loop has looked at its own descriptors in between
-            turned = threading.Event()
-            context.runtime.network.soon(turned.set)
-            turned.wait()
-        return self.lends()
+        return self.lends(turns=3)  # the loop has looked at its own descriptors in between
 
     def mapped(self) -> int:
         """How many pieces of shared memory this process has mapped or open."""

@@ -98,5 +98,5 @@ class LargeTalker(Talker):
     def wait_until_begun(self) -> None:
         context = current()
         assert context is not None
-        while not context.messenger._unwritten:
+        while not context.messenger.arriving:
             time.sleep(0.01)

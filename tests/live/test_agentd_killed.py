@@ -7,6 +7,7 @@ import os
 import queue
 import select
 import signal
+from collections.abc import Iterator
 
 import live_workers as lw
 import pace
@@ -15,22 +16,35 @@ import robot_kit as rk
 from kept_workers import Kept
 
 from rlinf_actors import (
+    Cluster,
     ComponentPlacement,
     NodeLostError,
     NodePlacementStrategy,
     RestartPolicy,
     WorkerDiedError,
 )
+from rlinf_actors.testing import LocalCluster
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("module_leak_check")]
 
 QUICK = pace.timers(beat_s=0.2, lease_s=3)
 ON_ONE = NodePlacementStrategy([1])
 
 
+@pytest.fixture(scope="module")
+def kept_local(module_leak_check) -> Iterator[LocalCluster]:
+    with LocalCluster(2, {"accelerators": 1}) as local:
+        yield local
+
+
 @pytest.fixture
-def local(local_cluster):
-    return local_cluster(2, {"accelerators": 1})
+def local(kept_local) -> Iterator[LocalCluster]:
+    """The module's nodes, with an agentd that runs on each; the test's driver ends with the test."""
+    yield kept_local
+    if not kept_local.nodes[1].alive:
+        kept_local.restart_agent(1)
+    if Cluster.has_initialized():
+        kept_local.cluster().shutdown()
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def test_idle_consumer_does_not_grow_the_memory_of_producers_and_host(rlinf_clus
         assert full - empty + after - before < 1.1 * (2 * 16 * MIB + 2 * WINDOW_BYTES)
 
 
+@pytest.mark.timeout(0)
 def test_many_items_leave_nothing_behind(rlinf_cluster, request):
     """Memory and descriptors of producer, host and consumer, after items of 100 B and arrays of 1 MiB."""
     np = pytest.importorskip("numpy")

@@ -12,14 +12,14 @@ import pytest
 
 from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError, WorkerDiedError
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("module_leak_check")]
 
 MIB = 1 << 20
 
 
-def test_item_of_a_dead_consumer_goes_to_the_next_marked_as_redelivered(rlinf_cluster):
+def test_item_of_a_dead_consumer_goes_to_the_next_marked_as_redelivered(cluster):
     channel = Channel.create("items")
-    group = cw.launch(rlinf_cluster, 1)
+    group = cw.launch(cluster, 1)
     channel.put("first")
     channel.put("second")
     assert group.hold(channel).wait() == [True]
@@ -31,9 +31,9 @@ def test_item_of_a_dead_consumer_goes_to_the_next_marked_as_redelivered(rlinf_cl
     assert waiting[1].redelivered
 
 
-def test_items_of_a_dead_producer_stay_in_the_channel(rlinf_cluster):
+def test_items_of_a_dead_producer_stay_in_the_channel(cluster):
     channel = Channel.create("left")
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     group.put_async(channel, list(range(100))).wait()
     cw.kill(group)
     with pytest.raises(WorkerDiedError):
@@ -42,9 +42,9 @@ def test_items_of_a_dead_producer_stay_in_the_channel(rlinf_cluster):
     assert [channel.get() for _ in range(101)] == [*range(100), "mine"]
 
 
-def test_waiting_get_of_a_dead_consumer_takes_no_item(rlinf_cluster):
+def test_waiting_get_of_a_dead_consumer_takes_no_item(cluster):
     channel = Channel.create("gone")
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     [pid] = group.pid().wait()
     blocked = group.get_behind_a_put(channel)
     assert channel.get("ready") == "asked"
@@ -55,9 +55,9 @@ def test_waiting_get_of_a_dead_consumer_takes_no_item(rlinf_cluster):
     assert channel.get(timeout=pace.PATIENCE_S) == "for me"
 
 
-def test_death_of_the_host_fails_the_calls_of_all_users(rlinf_cluster):
+def test_death_of_the_host_fails_the_calls_of_all_users(cluster):
     channel = Channel.create("doomed", maxsize=1)
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     channel.put(0, key="full")
     asked = Channel.create("asked")
     blocked = group.error_of_get(channel, asked)
@@ -71,13 +71,13 @@ def test_death_of_the_host_fails_the_calls_of_all_users(rlinf_cluster):
     for ask in (channel.get_nowait, channel.qsize, lambda: channel.put(1)):
         with pytest.raises(ChannelBrokenError):
             ask()
-    (late,) = cw.launch(rlinf_cluster, name="late").error_of_get(channel).wait()
+    (late,) = cw.launch(cluster, name="late").error_of_get(channel).wait()
     assert late == "ChannelBrokenError"
 
 
-def test_consumer_killed_between_request_and_item_loses_no_item(rlinf_cluster):
+def test_consumer_killed_between_request_and_item_loses_no_item(cluster):
     channel = Channel.create("between")
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     [pid] = group.pid().wait()
     lost = group.get_behind_a_put(channel)
     assert channel.get("ready") == "asked"
@@ -93,9 +93,9 @@ def test_consumer_killed_between_request_and_item_loses_no_item(rlinf_cluster):
     assert sorted(got) == [("first", True), ("second", False)]
 
 
-def test_item_of_a_dead_consumer_is_the_first_of_the_queue_again(rlinf_cluster):
+def test_item_of_a_dead_consumer_is_the_first_of_the_queue_again(cluster):
     channel = Channel.create("head")
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     for n in range(3):
         channel.put(n, weight=1)
     assert group.hold(channel).wait() == [True]
@@ -105,9 +105,9 @@ def test_item_of_a_dead_consumer_is_the_first_of_the_queue_again(rlinf_cluster):
     assert batch.redelivered
 
 
-def test_waiting_put_of_a_killed_producer_is_completed(rlinf_cluster):
+def test_waiting_put_of_a_killed_producer_is_completed(cluster):
     channel = Channel.create("full", maxsize=1)
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     [pid] = group.pid().wait()
     channel.put("mine")
     blocked = group.put_and_wait(channel, "theirs")
@@ -121,9 +121,9 @@ def test_waiting_put_of_a_killed_producer_is_completed(rlinf_cluster):
 
 
 @pytest.mark.parametrize("shared", ["0", ""], ids=["sockets", "shared memory"])
-def test_item_of_a_producer_killed_while_sending_arrives_whole_or_not_at_all(rlinf_cluster, shared):
+def test_item_of_a_producer_killed_while_sending_arrives_whole_or_not_at_all(cluster, shared):
     channel = Channel.create("large")
-    producer = cw.launch(rlinf_cluster, env_vars={"RLINF_ACTORS_SHARED_MEMORY": shared} if shared else {})
+    producer = cw.launch(cluster, env_vars={"RLINF_ACTORS_SHARED_MEMORY": shared} if shared else {})
     [pid] = producer.pid().wait()
     producer.put(channel, ["before"]).wait()
     host = cw.host_pid(channel)
@@ -144,19 +144,19 @@ def test_item_of_a_producer_killed_while_sending_arrives_whole_or_not_at_all(rli
     assert channel.empty()
 
 
-def test_death_of_the_host_fails_every_kind_of_operation(rlinf_cluster):
+def test_death_of_the_host_fails_every_kind_of_operation(cluster):
     channel, asked = Channel.create("doomed", maxsize=1), Channel.create("asked")
     channel.put(0, key="full")
-    group = cw.launch(rlinf_cluster, 1, cw.Awaiting)
+    group = cw.launch(cluster, 1, cw.Awaiting)
     ends = group.ends(channel, asked)
     assert asked.get() == "waiting"
     os.kill(cw.host_pid(channel), signal.SIGKILL)
     assert ends.wait() == [["ChannelBrokenError"] * 4]
 
 
-def test_loop_over_a_channel_raises_when_its_creator_is_killed(rlinf_cluster):
+def test_loop_over_a_channel_raises_when_its_creator_is_killed(cluster):
     asked = Channel.create("asked")
-    makers, users = cw.launch(rlinf_cluster, name="makers"), cw.launch(rlinf_cluster, name="users")
+    makers, users = cw.launch(cluster, name="makers"), cw.launch(cluster, name="users")
     (channel,) = makers.make("theirs").wait()  # holds one item
     loop = users.take_all(channel, asked)
     assert asked.get(timeout=pace.PATIENCE_S) == "made here"
@@ -171,7 +171,7 @@ def test_loop_over_a_channel_raises_when_its_creator_is_killed(rlinf_cluster):
 
 
 @pytest.mark.parametrize(("end", "kind"), [("closed", ChannelClosedError), ("killed", ChannelBrokenError)])
-def test_handle_used_after_the_channels_end_says_how_it_ended(rlinf_cluster, end, kind):
+def test_handle_used_after_the_channels_end_says_how_it_ended(cluster, end, kind):
     channel = Channel.create("over")
     pickled = pickle.dumps(channel)
     if end == "closed":

@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_actors import Channel, ItemNotProcessedError, WorkerDiedError
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("module_leak_check")]
 
 
 def die_with_the_head(cluster, channel, name, key=Channel.DEFAULT_KEY):
@@ -26,18 +26,18 @@ def die_with_the_head(cluster, channel, name, key=Channel.DEFAULT_KEY):
 
 
 @pytest.mark.parametrize("distributed", [False, True])
-def test_item_is_undeliverable_after_three_deaths_during_takes(rlinf_cluster, distributed):
+def test_item_is_undeliverable_after_three_deaths_during_takes(cluster, distributed):
     channel = Channel.create("deadly", distributed=distributed)
-    channel.put("bad", key="k")
-    channel.put("good", key="k")
+    channel.put("bad", key="k")  # alone: each take waits for the item, whoever hears first of the consumer's death
     for n in range(3):
-        die_with_the_head(rlinf_cluster, channel, f"victims{n}", "k")
+        die_with_the_head(cluster, channel, f"victims{n}", "k")
     with pytest.raises(
         ItemNotProcessedError,
         match=r"'deadly', key 'k', was delivered 3 times .* consumer was victims2:0 on .*: its process ended",
     ) as caught:
         channel.take("k").__enter__()
     assert (caught.value.key, caught.value.deliveries) == ("k", 3)
+    channel.put("good", key="k")
     take = channel.take("k")
     with take as item:
         assert (item, take.deliveries) == ("good", 1)
@@ -50,6 +50,7 @@ def test_item_is_undeliverable_after_three_deaths_during_takes(rlinf_cluster, di
     channel._backend._group.gone.wait(pace.PATIENCE_S)
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_takes_work_for_a_key_on_another_node(local_cluster):
     cluster = local_cluster(2).cluster()
     channel = Channel.create("everywhere", distributed=True, max_deliveries=1)
@@ -67,18 +68,18 @@ def test_takes_work_for_a_key_on_another_node(local_cluster):
     assert channel.undeliverable() == []
 
 
-def test_item_that_a_dead_consumer_processed_goes_to_the_next(rlinf_cluster):
+def test_item_that_a_dead_consumer_processed_goes_to_the_next(cluster):
     channel = Channel.create("items")
     channel.put("x")
-    die_with_the_head(rlinf_cluster, channel, "victims")
+    die_with_the_head(cluster, channel, "victims")
     take = channel.take(timeout=pace.PATIENCE_S)
     with take as item:
         assert (item, take.deliveries) == ("x", 2)
 
 
-def test_stopped_consumer_keeps_its_item(rlinf_cluster):
+def test_stopped_consumer_keeps_its_item(cluster):
     channel, told = Channel.create("items"), Channel.create("told")
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     [pid] = group.pid().wait()
     channel.put("x")
     processing = group.take_until(channel, told)
@@ -93,12 +94,12 @@ def test_stopped_consumer_keeps_its_item(rlinf_cluster):
     channel._backend._group.gone.wait(pace.PATIENCE_S)
 
 
-def test_consumers_process_a_closed_channel_to_its_end(rlinf_cluster):
+def test_consumers_process_a_closed_channel_to_its_end(cluster):
     """Other consumers take the last failed items, for which they wait after the close."""
     channel = Channel.create("work", max_deliveries=2)
     for item in [*range(20), -1, -2]:
         channel.put(item)
-    processing = [cw.launch(rlinf_cluster, name=f"c{n}").process(channel) for n in range(3)]
+    processing = [cw.launch(cluster, name=f"c{n}").process(channel) for n in range(3)]
     channel.close()
     ended = [work.wait(pace.PATIENCE_S)[0] for work in processing]
     assert sorted(item for done, _ in ended for item in done) == list(range(20))
@@ -110,6 +111,7 @@ def test_consumers_process_a_closed_channel_to_its_end(rlinf_cluster):
     channel._backend._group.gone.wait(pace.PATIENCE_S)
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_process_that_exits_in_a_take_returns_the_item(local_cluster):
     local = local_cluster(1)
     cluster = local.cluster()
@@ -138,7 +140,7 @@ def test_process_that_exits_in_a_take_returns_the_item(local_cluster):
         assert (item, take.deliveries) == ("x", 2)
 
 
-def test_event_loop_that_ends_in_a_take_returns_the_item(rlinf_cluster):
+def test_event_loop_that_ends_in_a_take_returns_the_item(cluster):
     channel = Channel.create("looped")
     channel.put("x")
 

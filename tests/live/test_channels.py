@@ -29,10 +29,10 @@ from rlinf_actors import (
     WorkerDiedError,
 )
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("module_leak_check")]
 
 
-def test_items_keep_their_order_under_load(rlinf_cluster):
+def test_items_keep_their_order_under_load(cluster):
     channel = Channel.create("numbers")
     for work in [channel.put(n, async_op=True) for n in range(1000)]:
         work.wait()
@@ -42,22 +42,23 @@ def test_items_keep_their_order_under_load(rlinf_cluster):
     assert channel.empty()
 
 
-def test_driver_and_workers_exchange_items(rlinf_cluster):
+def test_driver_and_workers_exchange_items(cluster):
     channel = Channel.create("both", maxsize=2)
-    group = cw.launch(rlinf_cluster, 2)
+    group = cw.launch(cluster, 2)
     first, second = group.execute_on(0), group.execute_on(1)
     taking = second.get(channel, 6)
     first.put(channel, ["a", "b", "c"]).wait()
     for item in ("d", {"e": [1, 2]}, None):
         channel.put(item)
     assert taking.wait() == [["a", "b", "c", "d", {"e": [1, 2]}, None]]
-    assert first.connect("both")
+    connected = first.connect("both")
     channel.put("by name")
+    assert connected.wait() == ["by name"]
 
 
-def test_nowait_operations_raise_instead_of_waiting(rlinf_cluster):
+def test_nowait_operations_raise_instead_of_waiting(cluster):
     channel = Channel.create("small", maxsize=1)
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     with pytest.raises(asyncio.QueueEmpty):
         channel.get_nowait()
     assert group.put_nowait(channel, 1).wait() == ["in"]
@@ -70,9 +71,9 @@ def test_nowait_operations_raise_instead_of_waiting(rlinf_cluster):
     assert str(channel) == "Channel 'small': 1 items\n  'other': ['other']"
 
 
-def test_async_and_sync_gets_of_one_worker_do_not_mix(rlinf_cluster):
+def test_async_and_sync_gets_of_one_worker_do_not_mix(cluster):
     channel = Channel.create("mixed")
-    result = cw.launch(rlinf_cluster).mixed(channel)
+    result = cw.launch(cluster).mixed(channel)
     for n in range(3):
         channel.put(n, key="quick")
     assert channel.get("asked") == "go"
@@ -80,16 +81,16 @@ def test_async_and_sync_gets_of_one_worker_do_not_mix(rlinf_cluster):
     assert result.wait() == [[0, 1, 2, "late"]]
 
 
-def test_sync_and_async_gets_of_one_key_are_served_in_order(rlinf_cluster):
+def test_sync_and_async_gets_of_one_key_are_served_in_order(cluster):
     channel = Channel.create("turns")
-    result = cw.launch(rlinf_cluster).turns(channel)
+    result = cw.launch(cluster).turns(channel)
     assert channel.get("ready") == "asked"
     for n in range(4):
         channel.put(n)
     assert result.wait() == [[0, 1, 2, 3]]
 
 
-def test_a_full_key_does_not_block_another(rlinf_cluster):
+def test_a_full_key_does_not_block_another(cluster):
     channel = Channel.create("keys", maxsize=1)
     channel.put("a1", key="a")
     waiting = channel.put("a2", key="a", async_op=True)
@@ -102,7 +103,7 @@ def test_a_full_key_does_not_block_another(rlinf_cluster):
     assert channel.get((1, "x")) == (1, "x")
 
 
-def test_batches_are_taken_by_weight(rlinf_cluster):
+def test_batches_are_taken_by_weight(cluster):
     channel = Channel.create("batches")
     for n, weight in enumerate((2, 2, 3)):
         channel.put(n, weight)
@@ -113,7 +114,7 @@ def test_batches_are_taken_by_weight(rlinf_cluster):
     assert waiting.wait() == [2, 3]
 
 
-def test_operation_that_times_out_takes_and_puts_nothing(rlinf_cluster):
+def test_operation_that_times_out_takes_and_puts_nothing(cluster):
     channel = Channel.create("late", maxsize=1)
     with pytest.raises(CallTimeoutError, match=r"get\(\) from channel 'late'"):
         channel.get(timeout=0.01)
@@ -128,7 +129,7 @@ def test_operation_that_times_out_takes_and_puts_nothing(rlinf_cluster):
     assert channel.empty()
 
 
-def test_arrays_arrive_whole_and_writable(rlinf_cluster):
+def test_arrays_arrive_whole_and_writable(cluster):
     np = pytest.importorskip("numpy")
     channel = Channel.create("arrays")
     channel.put({"big": np.arange(1 << 18), "small": np.ones(3), "fortran": np.asfortranarray(np.eye(3))})
@@ -142,9 +143,9 @@ def test_arrays_arrive_whole_and_writable(rlinf_cluster):
     assert "bytes>" in str(channel)
 
 
-def test_close_ends_puts_at_once_and_gets_when_empty(rlinf_cluster):
+def test_close_ends_puts_at_once_and_gets_when_empty(cluster):
     channel = Channel.create("closing")
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     blocked = group.error_of_get(channel)
     channel.put("last", key="rest")
     channel.close()
@@ -159,7 +160,7 @@ def test_close_ends_puts_at_once_and_gets_when_empty(rlinf_cluster):
 
 
 @pytest.mark.parametrize("distributed", [False, True])
-def test_a_closed_channel_ends_its_host_and_frees_its_name(rlinf_cluster, distributed):
+def test_a_closed_channel_ends_its_host_and_frees_its_name(cluster, distributed):
     channel = Channel.create("short", distributed=distributed)
     for n in range(2):
         channel.put(n)
@@ -180,6 +181,7 @@ def test_a_closed_channel_ends_its_host_and_frees_its_name(rlinf_cluster, distri
     Channel.create("short").put("close() has waited for the end of what it closed")
 
 
+@pytest.mark.usefixtures("no_cluster")
 async def test_channel_works_in_asyncio(rlinf_cluster_async):
     channel = Channel.create("async")
     group = await lw.many(rlinf_cluster_async, cw.Awaiting, 1)
@@ -191,6 +193,7 @@ async def test_channel_works_in_asyncio(rlinf_cluster_async):
     assert items == list(range(20))
 
 
+@pytest.mark.usefixtures("no_cluster")
 async def test_cancelled_gets_lose_nothing(rlinf_cluster_async):
     channel = Channel.create("cancelled")
     group = await lw.many(rlinf_cluster_async, cw.Awaiting, 1)
@@ -204,7 +207,7 @@ async def test_cancelled_gets_lose_nothing(rlinf_cluster_async):
     assert channel.get() == "still there"
 
 
-def test_then_runs_on_a_channels_results(rlinf_cluster):
+def test_then_runs_on_a_channels_results(cluster):
     channel, other = Channel.create("chain"), Channel.create("end")
     first = channel.get(async_op=True)
     chained = first.then(other.put, "after", async_op=True)
@@ -213,7 +216,7 @@ def test_then_runs_on_a_channels_results(rlinf_cluster):
     assert (first.wait(), other.get()) == (1, "after")
 
 
-def test_second_create_connects_to_the_channel_and_warns(rlinf_cluster):
+def test_second_create_connects_to_the_channel_and_warns(cluster):
     channel = Channel.create("twice", maxsize=3)
     channel.put("there")
     with pytest.warns(RuntimeWarning, match=r"channel 'twice' exists \(maxsize 3\)"):
@@ -222,8 +225,8 @@ def test_second_create_connects_to_the_channel_and_warns(rlinf_cluster):
     assert again.get() == "there"
 
 
-def test_channel_created_in_a_worker_ends_with_the_worker(rlinf_cluster):
-    group = cw.launch(rlinf_cluster)
+def test_channel_created_in_a_worker_ends_with_the_worker(cluster):
+    group = cw.launch(cluster)
     (channel,) = group.make("theirs", maxsize=2).wait()
     assert channel.maxsize == 2
     assert channel.get() == "made here"
@@ -235,26 +238,26 @@ def test_channel_created_in_a_worker_ends_with_the_worker(rlinf_cluster):
         waiting.wait()
 
 
-def test_detached_channel_outlives_the_worker_that_created_it(rlinf_cluster):
-    group = cw.launch(rlinf_cluster)
+def test_detached_channel_outlives_the_worker_that_created_it(cluster):
+    group = cw.launch(cluster)
     (channel,) = group.make("ours", detached=True).wait()
     cw.kill(group)
     with pytest.raises(WorkerDiedError):
         group.pid().wait()
     channel.put("more")
     assert [channel.get(), channel.get()] == ["made here", "more"]
-    assert rlinf_cluster.runtime.groups.get(rlinf_cluster.namespace, "channel@ours") is channel._backend._group
+    assert cluster.runtime.groups.get(cluster.namespace, "channel@ours") is channel._backend._group
 
 
-def test_channel_of_workers_that_older_code_launched_itself_has_replicas(rlinf_cluster):
+def test_channel_of_workers_that_older_code_launched_itself_has_replicas(cluster):
     name, three = "assembled", NodePlacementStrategy([0] * 3)
     hosts = ChannelWorker.create_group(maxsize=2).launch(
-        cluster=rlinf_cluster, name=name, placement_strategy=three, max_concurrency=2**31 - 1
+        cluster=cluster, name=name, placement_strategy=three, max_concurrency=2**31 - 1
     )
     with pytest.raises(ValueError, match="assembled"):
-        ChannelWorker.create_group().launch(rlinf_cluster, name=name, placement_strategy=three)
+        ChannelWorker.create_group().launch(cluster, name=name, placement_strategy=three)
     with pytest.raises(UsageError, match="'a/b' cannot be a channel's name"):
-        ChannelWorker.create_group().launch(rlinf_cluster, name="a/b")
+        ChannelWorker.create_group().launch(cluster, name="a/b")
     actors = {host.rank: host.worker for host in hosts.worker_info_list}
     channel = Channel()
     channel._initialize(
@@ -267,21 +270,21 @@ def test_channel_of_workers_that_older_code_launched_itself_has_replicas(rlinf_c
     )
     assert channel._distributed
     assert list(channel._channel_actors_by_rank) == [0, 1, 2]
-    group = cw.launch(rlinf_cluster)
+    group = cw.launch(cluster)
     group.put(channel, ["theirs"], key="k").wait()
     connected = Channel.connect(name, Worker.current_worker)
     assert (connected.maxsize, connected.get("k")) == (2, "theirs")
 
 
-def test_calls_of_one_worker_share_a_local_channel_that_came_as_an_argument(rlinf_cluster):
+def test_calls_of_one_worker_share_a_local_channel_that_came_as_an_argument(cluster):
     channel = Channel.create("theirs", local=True)
-    group = cw.launch(rlinf_cluster, 2)
+    group = cw.launch(cluster, 2)
     group.execute_on(1).put(channel, ["one", "two"]).wait()
     assert group.execute_on(1).get(channel, 2).wait() == [["one", "two"]]
     assert channel.empty()
 
 
-def test_wrong_uses_of_a_channel_are_named_errors(rlinf_cluster):
+def test_wrong_uses_of_a_channel_are_named_errors(cluster):
     with pytest.raises(UsageError, match=r"\(name, group_affinity, group_rank_affinity, maxsize\)"):
         Channel.create("old", "rollout_group")
     with pytest.raises(GroupNotFoundError, match="there is no channel 'nowhere'"):
@@ -295,6 +298,7 @@ def test_wrong_uses_of_a_channel_are_named_errors(rlinf_cluster):
         channel.put(1, -1)
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_another_driver_can_connect_to_a_channel(local_cluster):
     local = local_cluster(1)
     cluster = local.cluster()
@@ -324,6 +328,7 @@ def test_another_driver_can_connect_to_a_channel(local_cluster):
     assert channel.get("held", timeout=pace.PATIENCE_S) == "back"
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_key_of_a_distributed_channel_is_on_the_node_of_its_first_use(local_cluster):
     cluster = local_cluster(2).cluster()
     channel = Channel.create("everywhere", distributed=True)
@@ -340,6 +345,7 @@ def test_key_of_a_distributed_channel_is_on_the_node_of_its_first_use(local_clus
     assert channel.get("mine") == "near"
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_a_closed_distributed_channel_is_found_until_its_last_item_is_taken(local_cluster):
     cluster = local_cluster(2).cluster()
     channel = Channel.create("everywhere", distributed=True)
@@ -351,7 +357,7 @@ def test_a_closed_distributed_channel_is_found_until_its_last_item_is_taken(loca
     assert str(channel) == "Channel 'everywhere' (ended)"
 
 
-def test_channel_handle_can_be_pickled(rlinf_cluster):
+def test_channel_handle_can_be_pickled(cluster):
     channel = Channel.create("pickled")
     channel.put(1)
     assert pickle.loads(pickle.dumps(channel)).get() == 1  # noqa: S301 - our own

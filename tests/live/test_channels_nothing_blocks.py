@@ -52,7 +52,7 @@ def test_channel_operations_do_not_block_an_async_worker(local, cluster, channel
     group = cw.launch(cluster, 1, cw.Awaiting, name="asyncs")
     (ended,) = group.nothing_blocks(channel, local.nodes[0].pid).wait(pace.PATIENCE_S)
     made = [ended.pop(maker) for maker in ("create_channel", "create_channel beside", "connect_channel")]
-    assert made == ['<Channel "a worker\'s">', "<Channel 'older'>", "<Channel 'theirs'>"]
+    assert made == ["<Channel 'of_a_worker'>", "<Channel 'older'>", "<Channel 'theirs'>"]
     assert ended.pop("describe").startswith("Channel 'theirs': ")
     assert ended.pop("repr") == "<Channel 'theirs'>"
     assert ended == ENDED
@@ -60,11 +60,11 @@ def test_channel_operations_do_not_block_an_async_worker(local, cluster, channel
 
 async def test_channel_operations_do_not_block_a_drivers_loop(local, cluster, channel):
     makers = {
-        "create": lambda: Channel.create("a driver's", async_op=True),
+        "create": lambda: Channel.create("of_a_driver", async_op=True),
         "connect": lambda: Channel.connect("theirs", async_op=True),
     }
     ended = await cw.nothing_blocks(channel, local.nodes[0].pid, makers)
-    assert [ended.pop(maker) for maker in makers] == ['<Channel "a driver\'s">', "<Channel 'theirs'>"]
+    assert [ended.pop(maker) for maker in makers] == ["<Channel 'of_a_driver'>", "<Channel 'theirs'>"]
     assert ended.pop("describe").startswith("Channel 'theirs': ")
     assert ended.pop("repr") == "<Channel 'theirs'>"
     assert ended == ENDED

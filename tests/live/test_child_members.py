@@ -19,7 +19,7 @@ from rlinf_actors import Channel, Cluster, NodePlacementStrategy, procfs
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.live, pytest.mark.timeout(pace.LIVE_TIMEOUT_S)]
 
-FOUR = ["spawn", "spawn", "fork", "fork"]
+FAMILY = ["spawn", "fork", "fork", "fork"]
 
 
 @pytest.fixture
@@ -50,15 +50,31 @@ def test_child_is_a_member_by_every_way_of_starting_it(parents, way):
 
 @pytest.fixture
 def family(cluster: Cluster):
-    """2 workers with 2 spawned and 2 forked children each, and another group."""
+    """2 workers with a spawned child, 0, and 3 forked ones each, and another group."""
+    return made_family(cluster, FAMILY)
+
+
+@pytest.fixture
+def large_family(cluster: Cluster):
+    """The same with 2 spawned and 2 forked children each."""
+    return made_family(cluster, ["spawn", "spawn", "fork", "fork"])
+
+
+def made_family(cluster: Cluster, ways: list[str]):
     group = Parent.create_group().launch(cluster, placement_strategy=two_on_one_node(), name="p")
     others = Parent.create_group().launch(cluster, placement_strategy=two_on_one_node(), name="q")
-    assert group.start(FOUR).wait(pace.PATIENCE_S) == [[None] * 4] * 2
+    assert group.start(ways).wait(pace.PATIENCE_S) == [[None] * 4] * 2
     return group, others
 
 
-def test_children_send_to_and_receive_from_one_another_and_other_groups(family):
-    group, others = family
+def test_children_send_receive_broadcast_and_use_channels_with_one_another_and_other_groups(large_family):
+    group, others = large_family
+    swap_messages(group, others)
+    broadcast(group, others)
+    use_channels(group)
+
+
+def swap_messages(group, others) -> None:
     for rank in range(2):
         for child in range(4):  # each child with one of the other worker
             on(group, rank).begin(child, "swap", f"{rank}:{child}", "p", [1 - rank, child]).wait(pace.PATIENCE_S)
@@ -79,8 +95,7 @@ def test_children_send_to_and_receive_from_one_another_and_other_groups(family):
         assert on(group, 1).finish(child).wait(pace.PATIENCE_S) == [["p:1", "f"]]
 
 
-def test_children_take_part_in_broadcasts(family):
-    group, others = family
+def broadcast(group, others) -> None:
     siblings = None
     for rank in range(2):
         for child in range(4):
@@ -99,8 +114,7 @@ def test_children_take_part_in_broadcasts(family):
         assert on(group, rank).finish(child).wait(pace.PATIENCE_S) == ["from a forked child"]
 
 
-def test_children_use_channels(family):
-    group, _others = family
+def use_channels(group) -> None:
     channel = Channel.create("items")
     for rank in range(2):
         for child in range(4):
@@ -146,7 +160,7 @@ def test_death_of_a_child_fails_all_operations_that_wait_for_it(family, child):
         for text in late.wait(pace.PATIENCE_S):
             assert "was ended by signal 9 (SIGKILL)" in text
     # the rank can be had again
-    assert on(group, 0).again(child, FOUR[child], 4).wait(pace.PATIENCE_S) == [None]
+    assert on(group, 0).again(child, FAMILY[child], 4).wait(pace.PATIENCE_S) == [None]
     say = on(others, 0).say("to the new one", "p", [0, child])
     assert on(group, 0).let(child, "hear", "q", 0).wait(pace.PATIENCE_S) == ["to the new one"]
     say.wait(pace.PATIENCE_S)
@@ -154,9 +168,9 @@ def test_death_of_a_child_fails_all_operations_that_wait_for_it(family, child):
 
 def test_exit_code_of_a_child_is_reported(family):
     group, others = family
-    wait = on(others, 0).hear_end("p", [1, 1])
-    assert on(group, 1).let(1, "end", 7).wait(pace.PATIENCE_S) == ["it ended"]
-    assert "worker p:1:1 on " in wait.wait(pace.PATIENCE_S)[0]
+    wait = on(others, 0).hear_end("p", [1, 0])
+    assert on(group, 1).let(0, "end", 7).wait(pace.PATIENCE_S) == ["it ended"]
+    assert "worker p:1:0 on " in wait.wait(pace.PATIENCE_S)[0]
     assert "exited with code 7" in wait.wait(pace.PATIENCE_S)[0]
 
 

@@ -24,6 +24,7 @@ from rlinf_actors import (
     Worker,
     WorkerStartError,
 )
+from rlinf_actors.runtime import switch_interval
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.testing import LocalCluster
 
@@ -47,7 +48,9 @@ class TestBothStyles:
         assert group.greet().wait() == ["hello you from 0"]
         assert await group.greet() == ["hello you from 0"]
         await group.shutdown()
+        assert sys.getswitchinterval() < switch_interval.PYTHONS_S
         cluster.shutdown()
+        assert sys.getswitchinterval() == pytest.approx(switch_interval.PYTHONS_S)
 
     def test_one_event_loop_per_call_works(self, rlinf_cluster):
         group = lw.Greeter.create_group().launch(rlinf_cluster)
@@ -105,76 +108,85 @@ class TestLife:
         assert rlinf_cluster.has_initialized()
 
 
+@pytest.fixture(scope="class")
+def pythons(tmp_path_factory):
+    """Interpreters by the labels of their node groups."""
+    folder = tmp_path_factory.mktemp("pythons")
+    for name in ("bare", "own"):
+        venv.create(folder / name, symlinks=True, with_pip=False)
+    for found in (folder / "own/lib").glob("python*/site-packages"):
+        (found / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    places = {"missing": "/opt/nowhere/python", "false": "/bin/false", "ours": sys.executable}
+    return {**places, **{name: str(folder / name / "bin/python") for name in ("bare", "own")}}
+
+
+@pytest.fixture(scope="class")
+def mixed(module_leak_check, pythons):
+    """A cluster whose only node is in a node group for each of them."""
+    groups = [
+        {"label": label, "node_ranks": 0, "env_configs": [{"node_ranks": 0, "python_interpreter_path": path}]}
+        for label, path in pythons.items()
+    ]
+    with Cluster(cluster_cfg={"num_nodes": 1, "node_groups": groups}) as cluster:
+        yield cluster
+
+
 class TestStarts:
-    def launch(self, interpreter, cls=lw.Greeter, **options):
-        config = {
-            "num_nodes": 1,
-            "node_groups": [
-                {
-                    "label": "here",
-                    "node_ranks": 0,
-                    "env_configs": [{"node_ranks": 0, "python_interpreter_path": str(interpreter)}],
-                }
-            ],
-        }
-        with Cluster(cluster_cfg=config) as cluster:
-            group = cls.create_group().launch(cluster, NodePlacementStrategy([0], "here"), **options)
+    def launch(self, cluster, label, cls=lw.Greeter):
+        with cls.create_group().launch(cluster, NodePlacementStrategy([0], label), name=label) as group:
             group.wait_ready()
             return group.about().wait()[0]
 
-    def test_launch_fails_if_the_interpreter_is_missing(self, rlinf_leak_check):
+    def test_launch_fails_if_the_interpreter_is_missing(self, mixed):
         with pytest.raises(WorkerStartError, match="interpreter /opt/nowhere/python does not exist there") as caught:
-            self.launch("/opt/nowhere/python")
-        assert caught.value.worker == "worker_group_Greeter:0"
+            self.launch(mixed, "missing")
+        assert caught.value.worker == "missing:0"
 
-    def test_launch_fails_if_the_interpreter_lacks_packages(self, rlinf_leak_check, tmp_path):
-        venv.create(tmp_path / "bare", symlinks=True, with_pip=False)
+    def test_launch_fails_if_the_interpreter_lacks_packages(self, mixed):
         with pytest.raises(WorkerStartError, match=r"has no pyzmq.*-m pip install pyzmq"):
-            self.launch(tmp_path / "bare/bin/python")
+            self.launch(mixed, "bare")
 
-    def test_launch_fails_if_the_interpreter_is_no_python(self, rlinf_leak_check):
+    def test_launch_fails_if_the_interpreter_is_no_python(self, mixed):
         with pytest.raises(WorkerStartError, match="/bin/false"):
-            self.launch("/bin/false")
+            self.launch(mixed, "false")
 
-    def test_launch_works_with_another_environment_of_the_same_python(self, rlinf_leak_check, tmp_path):
-        venv.create(tmp_path / "own", symlinks=True, with_pip=False, system_site_packages=False)
-        for found in (tmp_path / "own/lib").glob("python*/site-packages"):
-            (found / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-        about = self.launch(tmp_path / "own/bin/python")
-        assert about["executable"] == str(tmp_path / "own/bin/python")
+    def test_launch_works_with_another_environment_of_the_same_python(self, mixed, pythons):
+        assert self.launch(mixed, "own")["executable"] == pythons["own"]
 
-    def test_launch_fails_if_the_workers_cannot_import_the_class(self, rlinf_leak_check, monkeypatch):
+    def test_launch_fails_if_the_workers_cannot_import_the_class(self, mixed, monkeypatch):
         module = types.ModuleType("only_here")
         cls = type("Lonely", (Worker,), {"__module__": "only_here", "about": lambda self: None})
         module.Lonely = cls
         monkeypatch.setitem(sys.modules, "only_here", module)
         with pytest.raises(WorkerStartError, match=r"only_here:Lonely cannot be imported by .*PYTHONPATH"):
-            self.launch(sys.executable, cls)
+            self.launch(mixed, "ours", cls)
 
-    def test_launch_fails_if_the_workers_lack_the_module_of_an_argument(self, rlinf_leak_check, monkeypatch):
+    def test_launch_fails_if_the_workers_lack_the_module_of_an_argument(self, mixed, monkeypatch):
         module = types.ModuleType("only_here")
         module.Thing = type("Thing", (), {"__module__": "only_here"})
         monkeypatch.setitem(sys.modules, "only_here", module)
-        with Cluster(num_nodes=1) as cluster:
-            group = lw.Greeter.create_group(module.Thing()).launch(cluster)
-            with pytest.raises(WorkerStartError, match=r"only_here.*Install it there"):
-                group.wait_ready()
-            fine = lw.Greeter.create_group().launch(cluster, name="fine")
-            with pytest.raises(ModuleNotFoundError, match="only_here"):
-                fine.echo(module.Thing()).wait()
+        here = NodePlacementStrategy([0], "ours")
+        group = lw.Greeter.create_group(module.Thing()).launch(mixed, here, name="lacks")
+        with pytest.raises(WorkerStartError, match=r"only_here.*Install it there"):
+            group.wait_ready()
+        with (
+            lw.Greeter.create_group().launch(mixed, here, name="fine") as fine,
+            pytest.raises(ModuleNotFoundError, match="only_here"),
+        ):
+            fine.echo(module.Thing()).wait()
 
-    def test_missing_preload_module_does_not_fail_the_launch(self, rlinf_leak_check):
-        with Cluster(num_nodes=1) as cluster:
-            group = lw.Greeter.create_group().launch(cluster, preload=["no_such_module"])
+    def test_missing_preload_module_does_not_fail_the_launch(self, mixed):
+        here = NodePlacementStrategy([0], "ours")
+        with lw.Greeter.create_group().launch(mixed, here, name="less", preload=["no_such_module"]) as group:
             assert group.greet().wait() == ["hello you from 0"]
 
-    def test_workers_can_be_spawned_instead_of_forked(self, rlinf_leak_check):
-        with Cluster(num_nodes=1) as cluster:
-            group = lw.many(cluster, lw.Greeter, 2, start_method="spawn")
+    def test_workers_can_be_spawned_instead_of_forked(self, mixed):
+        two = NodePlacementStrategy([0, 0], "ours")
+        with lw.Greeter.create_group().launch(mixed, two, name="spawned", start_method="spawn") as group:
             assert group.greet().wait() == ["hello you from 0", "hello you from 1"]
             assert all(about["main"] for about in group.about().wait())
-            with pytest.raises(UsageError, match="start_method"):
-                lw.Greeter.create_group().launch(cluster, start_method="clone")
+        with pytest.raises(UsageError, match="start_method"):
+            lw.Greeter.create_group().launch(mixed, two, name="cloned", start_method="clone")
 
 
 class TestReachingTheHead:

@@ -153,7 +153,7 @@ class TestDeath:
 
 
 def _says_ready_and_ends(arguments, run_dir, tell, env):
-    source = 'import os, sys; os.write(int(sys.argv[1]), b\'{"head": "ipc:///tmp/nowhere"}\\n\'); sys.exit(3)'
+    source = 'import os, sys; os.write(int(sys.argv[1]), b\'{"head": "ipc:///run/nowhere"}\\n\'); sys.exit(3)'
     return subprocess.Popen([sys.executable, "-c", source, str(tell)], pass_fds=(tell,))
 
 

@@ -127,14 +127,14 @@ class TestPorts:
 
     @pytest.mark.torch
     def test_init_process_group_works_without_settings(self, cluster):
-        group = lw.many(cluster, lw.Reducer, 2)
+        group = lw.many(cluster, lw.Reducer, 2, preload=["torch"])  # once, not in each worker
         assert group.all_reduce().wait() == [3.0, 3.0]
 
     @pytest.mark.torch
     def test_tensors_arrive_as_arguments_and_results(self, cluster):
         import torch
 
-        group = lw.Greeter.create_group().launch(cluster)
+        group = lw.Greeter.create_group().launch(cluster, preload=["torch"])
         tensor = torch.arange(100_000, dtype=torch.bfloat16).reshape(100, -1)
         back = group.echo({"t": tensor, "p": torch.nn.Parameter(torch.ones(3))}).wait()[0]
         assert torch.equal(back["t"], tensor)

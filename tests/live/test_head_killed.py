@@ -85,7 +85,7 @@ def driver(tmp_path, local, source, name):
 
 
 class Load:
-    """Calls without a pause, from a thread."""
+    """Calls again and again, from a thread."""
 
     def __init__(self, group) -> None:
         self._group = group
@@ -96,7 +96,7 @@ class Load:
 
     def _run(self) -> None:
         try:
-            while not self._stop.is_set():
+            while not self._stop.wait(0.005):
                 self.done = self._group.step().wait(pace.PATIENCE_S)[0]
         except BaseException as error:  # noqa: BLE001 - the test shows it
             self.error = error

@@ -125,7 +125,7 @@ class Load:
 
     def _run(self) -> None:
         try:
-            while not self._stop.is_set():
+            while not self._stop.wait(0.005):
                 self._work()
                 with self._progress:
                     self.rounds += 1

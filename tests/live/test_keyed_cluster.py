@@ -11,7 +11,8 @@ from keyed_cluster import gone, keyed_cluster
 
 from rlinf_actors.errors import AuthenticationError
 from rlinf_actors.security import keyfile
-from rlinf_actors.wire.client_messages import GetStatus, RevokeKey, Status
+from rlinf_actors.wire.client_messages import GetStatus, Status
+from rlinf_actors.wire.key_messages import RevokeKey
 
 pytestmark = pytest.mark.live
 
@@ -34,7 +35,7 @@ def test_join_token_can_be_used_once(cluster):
 def test_node_works_until_its_key_is_revoked(cluster):
     cluster.node("n2")
     cluster.join("ann", "--driver")
-    ann = cluster.driver("ann", "2", "ann's job", "pids")
+    ann = cluster.driver("ann", "2", "ann-job", "pids")
     first, second = (int(pid) for pid in ann.line().split())
 
     cluster.join("bob", "--driver")
@@ -42,7 +43,7 @@ def test_node_works_until_its_key_is_revoked(cluster):
     assert {name: [group.name for group in status.groups] for name, status in seen.items()} == {
         "ann": ["pids"], "bob": []
     }  # fmt: skip
-    thief = cluster.driver("bob", "1", "ann's job", "more")
+    thief = cluster.driver("bob", "1", "ann-job", "more")
     assert thief.line() == "AuthenticationError"
     assert "it is the job of driver 'ann'" in thief.end()[1]
     with pytest.raises(AuthenticationError, match="driver 'bob' may not say RevokeKey"):
@@ -60,7 +61,7 @@ def test_node_works_until_its_key_is_revoked(cluster):
 
 def test_revoked_key_ends_its_driver_and_workers(cluster):
     cluster.join("eve", "--driver")
-    eve = cluster.driver("eve", "1", "eve's job", "pids")
+    eve = cluster.driver("eve", "1", "eve-job", "pids")
     pid = int(eve.line())
     cluster.keys("revoke", "eve")
     assert eve.line().endswith("Error")
@@ -86,7 +87,7 @@ def test_node_can_change_its_key_and_the_old_key_stays_valid_for_a_while(cluster
 
 
 def test_heads_machine_needs_no_enrolment(cluster):
-    assert cluster.driver("head", "1", "kim's job", "pids").line().isdigit()
+    assert cluster.driver("head", "1", "kim-job", "pids").line().isdigit()
     assert "kim" in cluster.cli("keys", "list", "--head", str(cluster.place / "r-head"), at="nobody").out
 
 
@@ -99,15 +100,15 @@ def test_process_without_a_key_gets_an_error_that_says_so(cluster):
 
 def test_restarted_head_knows_its_keys_and_the_owners_of_jobs(cluster):
     cluster.join("gail", "--driver")
-    gail = cluster.driver("gail", "1", "gail's job", "pids")
+    gail = cluster.driver("gail", "1", "gail-job", "pids")
     assert gail.line().isdigit()
     before = {key["public"]: key["state"] for key in cluster.keys("list")["keys"]}
     cluster.head.process.kill()
     cluster.head.process.wait()
-    thief = cluster.driver("head", "1", "gail's job", "more")
+    thief = cluster.driver("head", "1", "gail-job", "more")
     cluster.head = cluster.agentd("head", "--head", "--listen", cluster.address)
     assert {key["public"]: key["state"] for key in cluster.keys("list")["keys"]} == before
-    cluster.until("driver_joined", "gail's job")
+    cluster.until("driver_joined", "gail-job")
     status = cluster.ask(GetStatus(), at="gail")
     assert isinstance(status, Status)
     assert [(group.name, group.state) for group in status.groups] == [("pids", "running")]
@@ -124,7 +125,7 @@ def test_new_head_key_is_accepted_after_the_trust_command(cluster):
     cluster.head = cluster.agentd("head", "--head", "--listen", cluster.address)
     assert "does not have the key that is expected" in cluster.cli("status", at="hal", code=77).err
     told = f"this is not the head, at tcp://{cluster.address}"
-    hal = cluster.driver("hal", "1", "hal's job", "pids")
+    hal = cluster.driver("hal", "1", "hal-job", "pids")
     assert (hal.line(), told in hal.end()[1]) == ("AuthenticationError", True)
     command = [
         sys.executable,

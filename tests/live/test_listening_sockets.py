@@ -14,10 +14,12 @@ import pytest
 from listening import Listening, listening
 
 from rlinf_actors import NodePlacementStrategy, procfs
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.unix_sockets import SUFFIX
 from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.settings import LOCAL_LINK
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.wire import child_protocol, frames
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -62,7 +64,8 @@ def row(socket: Listening, local: LocalCluster) -> tuple[str, str]:
     return whose, where
 
 
-def test_listening_sockets_are_those_of_the_security_page():
+def test_listening_sockets_are_those_of_the_security_page(monkeypatch):
+    monkeypatch.delenv(LOCAL_LINK, raising=False)  # also those of unix streams, which are the default
     with LocalCluster(2, env={"PYTHONPATH": str(Path(__file__).parent)}) as local:
         cluster = local.cluster()
         group = attacked_workers.Counter.create_group().launch(
@@ -125,7 +128,7 @@ async def joined(endpoint: str, kind: type[ZmqNetwork]) -> str:
     network = kind(asyncio.get_running_loop(), Security())
     try:
         received = lambda peer, header, parts: told.set_result(frames.decode(header).text)  # noqa: E731
-        link = network.link(endpoint, b"driver:stranger#1", received, to="counters:0")
+        link = network.link(endpoint, b"driver:stranger#1", received, LinkOptions(to="counters:0"))
         link.send(frames.encode(frames.Join(PROTOCOL, "1", "3.11", "driver:stranger", "a guess", "g-0")))
         return await asyncio.wait_for(told, pace.PATIENCE_S)
     finally:

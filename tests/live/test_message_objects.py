@@ -21,8 +21,9 @@ GROUPS = [("a", 0), ("b", [0, 1, 2])]
 def test_every_kind_of_object_arrives_unchanged(cluster, with_torch, memory):
     assert not with_torch or importlib.util.find_spec("torch")
     env = {} if memory == "shared" else {SHARED_MEMORY: "0"}
-    a = lw.many(cluster, ow.Keeper, 1, name="a", env_vars=env)
-    b = lw.many(cluster, ow.Keeper, 3, name="b", env_vars=env)
+    preload = ["torch"] if with_torch else []  # once, not in each worker
+    a = lw.many(cluster, ow.Keeper, 1, name="a", env_vars=env, preload=preload)
+    b = lw.many(cluster, ow.Keeper, 3, name="b", env_vars=env, preload=preload)
     for way in ("sync", "async", "piggyback", "broadcast"):
         sent = a.send_all(way, with_torch, GROUPS)
         receivers = b if way == "broadcast" else b.execute_on(0)

@@ -350,3 +350,12 @@ def test_failed_broadcast_ends_for_all_members_and_the_next_works(launched):
     assert results[0].wait() == ["mine"]
     results = [group.execute_on(n).give("next" if n == 0 else None, groups) for n in range(3)]
     assert [result.wait() for result in results] == [["mine"], ["next"], ["next"]]
+
+
+def test_a_warm_send_of_an_array_visits_few_files(launched):
+    sender, receiver = launched("sender", cls=mw.Walker), launched("receiver", cls=mw.Walker)
+    hearing = receiver.hear("sender", 20)
+    files, calls = sender.walk("receiver", 20).wait()[0]
+    hearing.wait()
+    assert len(files) <= 14, files
+    assert calls <= 44

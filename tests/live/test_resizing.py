@@ -59,7 +59,7 @@ def test_a_group_grows_and_shrinks_and_everyone_follows(cluster, group, tmp_path
     assert (group.world_size, named.world_size, len(group.placements)) == (4, 4, 4)
     assert group.sizes().wait() == [(rank, 4, "4") for rank in range(4)]
     assert group.seen().wait() == [[4], [4], [], []], "the hook runs in the ranks that were there"
-    assert other.count(group).wait() == [[0, 1, 2, 3]]
+    until(lambda: other.count(group).wait() == [[0, 1, 2, 3]])
     assert [info.rank for info in group.worker_info_list] == [0, 1, 2, 3]
     group.execute_on(3).say("other", 0, "hello").wait()
     assert other.hear("elastic", 3).wait() == ["hello"]
@@ -70,13 +70,15 @@ def test_a_group_grows_and_shrinks_and_everyone_follows(cluster, group, tmp_path
     assert sorted(path.name for path in tmp_path.glob("closed-*")) == ["closed-2", "closed-3"]
     assert group.sizes().wait() == [(0, 2, "2"), (1, 2, "2")]
     assert named.world_size == 2
-    assert other.count(group).wait() == [[0, 1]]
+    until(lambda: other.count(group).wait() == [[0, 1]])
     with pytest.raises(PlacementError, match="ranks 0-1"):
         group.execute_on(2)
     with pytest.raises(PeerDiedError, match="was removed from its group"):
+        other.hear("elastic", 3).wait()  # waits until the head has told that worker of the end
+    with pytest.raises(PeerDiedError, match="was removed from its group"):
         other.say("elastic", 3, "too late").wait()
     assert group.add_ranks(HERE) == [2]
-    assert other.count(group).wait() == [[0, 1, 2]]
+    until(lambda: other.count(group).wait() == [[0, 1, 2]])
     assert group.execute_on(2).pid().wait()[0] != pids[2]
 
 

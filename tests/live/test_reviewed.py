@@ -11,12 +11,12 @@ import reviewed_workers as rw
 
 from rlinf_actors import NameInUseError, UsageError, WorkerError, WorkerGroup
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("module_leak_check")]
 
 
 @pytest.fixture
-def hands(rlinf_cluster):
-    return rw.Hands.create_group().launch(rlinf_cluster, name="hands")
+def hands(cluster):
+    return rw.Hands.create_group().launch(cluster, name="hands")
 
 
 def test_caller_may_change_arguments_after_a_call(hands):
@@ -44,10 +44,10 @@ def test_an_error_with_a_property_that_raises_reaches_the_caller(hands):
         hands.odd_error().wait()
 
 
-def test_name_is_free_after_its_launch_failed(rlinf_cluster):
+def test_name_is_free_after_its_launch_failed(cluster):
     for _ in range(3):
         with pytest.raises(WorkerError) as caught:
-            rw.Hands.create_group(odd=True).launch(rlinf_cluster, name="again").wait_ready()
+            rw.Hands.create_group(odd=True).launch(cluster, name="again").wait_ready()
         assert not isinstance(caught.value, NameInUseError)
 
 
@@ -75,14 +75,14 @@ def test_handles_found_at_the_same_time_are_one_object(hands):
     assert len({id(handle.control.group) for handle in found}) == 1
 
 
-def test_coroutine_worker_that_waits_for_itself_gets_an_error(rlinf_cluster):
-    group = rw.Notes.create_group().launch(rlinf_cluster, name="notes")
+def test_coroutine_worker_that_waits_for_itself_gets_an_error(cluster):
+    group = rw.Notes.create_group().launch(cluster, name="notes")
     with pytest.raises(UsageError, match="never end"):
         group.waits_for_itself().wait()
 
 
-def test_calls_of_a_coroutine_worker_start_in_order(rlinf_cluster):
-    group = rw.Notes.create_group().launch(rlinf_cluster, name="notes")
+def test_calls_of_a_coroutine_worker_start_in_order(cluster):
+    group = rw.Notes.create_group().launch(cluster, name="notes")
     group.wait_ready()
     group.note_async("first")
     group.note("second")
@@ -107,7 +107,7 @@ def test_forked_child_of_a_driver_gets_an_error_that_it_has_no_connections(hands
     assert hands.total(np.ones(1)).wait() == [1.0]
 
 
-def test_a_stream_has_no_deadline(rlinf_cluster):
-    group = rw.Notes.create_group().launch(rlinf_cluster, name="notes")
+def test_a_stream_has_no_deadline(cluster):
+    group = rw.Notes.create_group().launch(cluster, name="notes")
     with pytest.raises(UsageError, match="deadline"):
         group.with_timeout(1.0).stream(3)

@@ -24,17 +24,41 @@ from rlinf_actors.worker.lease_guard import NEVER
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture
-def arm(tmp_path) -> Iterator[rk.Arm]:
-    with rk.Arm(tmp_path) as made:
+@pytest.fixture(scope="module")
+def kept_arm(tmp_path_factory) -> Iterator[rk.Arm]:
+    with rk.Arm(tmp_path_factory.mktemp("arm")) as made:
         yield made
 
 
 @pytest.fixture
-def cluster(arm, tmp_path, monkeypatch) -> Iterator[Cluster]:
-    """With a lease that outlives a machine that stands still for some seconds: here other things end workers."""
+def arm(kept_arm) -> Iterator[rk.Arm]:
+    """The module's arm. The test's connections end with the test, and the next test finds an empty record."""
+    yield kept_arm
+    kept_arm.forget()
+
+
+@pytest.fixture
+def slow_leases(tmp_path, monkeypatch) -> None:
+    """A lease that outlives a machine that stands still for some seconds: here other things end workers."""
     (tmp_path / "agentd.toml").write_text(f"[timers]\nrobot_lease_s = {6 * pace.slowness}\n")
     monkeypatch.setenv("RLINF_ACTORS_CONFIG", str(tmp_path / "agentd.toml"))
+
+
+@pytest.fixture
+def cluster(running, arm, slow_leases) -> Iterator[Cluster]:
+    """The module's cluster; the test's groups end with the test."""
+    if not running:
+        running.append(Cluster(cluster_cfg=rk.config(arm.address())["cluster"]))
+    [shared] = running
+    yield shared
+    for group in shared.runtime.groups.all():
+        if group.owned and not group.gone.done():
+            shared.runtime.io.submit(shared.runtime.groups.stop(group, 0.0)).result(pace.PATIENCE_S)
+
+
+@pytest.fixture
+def own_cluster(no_cluster, arm, slow_leases) -> Iterator[Cluster]:
+    """For a test that ends the cluster's daemons."""
     with Cluster(cluster_cfg=rk.config(arm.address())["cluster"]) as made:
         yield made
 
@@ -141,7 +165,7 @@ class TestOrderlyEnds:
         group.shutdown()
         assert [one.text for one in arm.until_closed()][-2:] == ["stop", "closed"]
 
-    def test_driver_that_ends_without_a_shutdown_stops_the_arm(self, arm):
+    def test_driver_that_ends_without_a_shutdown_stops_the_arm(self, no_cluster, arm):
         with Cluster(cluster_cfg=rk.config(arm.address())["cluster"]) as cluster:
             group = launch(cluster, arm, rk.Streamer)
             group.streams_beside().wait()
@@ -207,8 +231,8 @@ def test_killed_driver_stops_the_arm(arm, tmp_path):
         rk.stopped_last(arm.until_closed())
 
 
-def test_killed_private_agentd_stops_the_arm(cluster, arm):
-    group = launch(cluster, arm, rk.Streamer)
+def test_killed_private_agentd_stops_the_arm(own_cluster, arm):
+    group = launch(own_cluster, arm, rk.Streamer)
     call = group.moves()
     arm.until_streaming()
     worker = procfs.stat(int(arm.commands()[0].text.split()[-1]))
@@ -219,9 +243,9 @@ def test_killed_private_agentd_stops_the_arm(cluster, arm):
         call.wait()
 
 
-def test_stopped_agentd_stops_the_arm_while_the_worker_holds_the_gil(arm, cluster):
+def test_stopped_agentd_stops_the_arm_while_the_worker_holds_the_gil(arm, own_cluster):
     """Its guard cannot run and its agentd cannot kill it: its template does, before the lease is over."""
-    group = launch(cluster, arm, rk.Streamer)
+    group = launch(own_cluster, arm, rk.Streamer)
     call = group.moves_and_holds_the_gil(20 * int(pace.slowness))
     arm.until_streaming()
     worker = procfs.stat(int(arm.commands()[0].text.split()[-1]))
@@ -240,7 +264,7 @@ class TestSeveralNodes:
     """The arm is on node 1; the head on node 0; the driver beside them."""
 
     @pytest.fixture
-    def local(self, local_cluster, monkeypatch, tmp_path):
+    def local(self, no_cluster, local_cluster, monkeypatch, tmp_path):
         (tmp_path / "heads").mkdir()
         monkeypatch.setenv(HEADS_DIR, str(tmp_path / "heads"))  # an emergency stop finds no other test's
         made = local_cluster(2)

@@ -241,35 +241,37 @@ class TestPlugin:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    @pytest.mark.parametrize(
-        ("leak", "said"),
-        [
-            ("subprocess.Popen(['setsid', 'sleep', '1000'])", "process"),
-            ("threading.Thread(target=threading.Event().wait, name='mine', daemon=True).start()", "thread 'mine'"),
-            ("os.open('/dev/null', os.O_RDONLY)", "file descriptor"),
-            ("open(leaks.SHM + '/leaked', 'w').close()", "shared memory: leaked"),
-            ("open(os.environ['RLINF_ACTORS_RUN_DIR'] + '/left', 'w').close()", "files in run directories: left"),
-        ],
-        ids=["process", "thread", "fd", "shm", "file"],
-    )
-    def test_leaks_fail_the_test(self, tmp_path, leak, said):
+    LEAKS = {
+        "process": ("subprocess.Popen(['setsid', 'sleep', '1000'])", "process"),
+        "thread": (
+            "threading.Thread(target=threading.Event().wait, name='mine', daemon=True).start()", "thread 'mine'"
+        ),
+        "fd": ("os.open('/dev/null', os.O_RDONLY)", "file descriptor"),
+        "shm": ("open(leaks.SHM + '/leaked', 'w').close()", "shared memory: leaked"),
+        "file": ("open(os.environ['RLINF_ACTORS_RUN_DIR'] + '/left', 'w').close()", "files in run directories: left"),
+    }  # fmt: skip
+
+    def test_leaks_fail_their_tests_and_no_other(self, tmp_path):
         source = f"""
             import os, subprocess, threading
             import rlinf_actors.testing.leaks as leaks
             leaks.GRACE_S = 0.2
             leaks.SHM = {str(tmp_path)!r}  # other programs of this machine see what is in the real one
+        """
+        test = """
+            def test_{}(rlinf_leak_check):
+                keep = {}
 
-            def test_leaks(rlinf_leak_check):
-                keep = {leak}
-
-            def test_next(rlinf_leak_check):
+            def test_after_{}(rlinf_leak_check):
                 pass
         """
+        source += "".join(test.format(name, leak, name) for name, (leak, _) in self.LEAKS.items())
         done = self.run(tmp_path, source)
         assert done.returncode == 1, done.stdout + done.stderr
-        assert "the test left behind" in done.stdout
-        assert said in done.stdout
-        assert "2 passed, 1 error" in done.stdout
+        assert "10 passed, 5 errors" in done.stdout
+        for name, (_, said) in self.LEAKS.items():
+            _, _, report = done.stdout.partition(f" ERROR at teardown of test_{name} ")
+            assert re.match(f"(?s)[^\n]*\nthe test left behind:\n  [^\n]*{said}", report), done.stdout
 
     def test_semaphore_of_another_program_is_no_leak(self):
         code = "import multiprocessing as m; it = m.get_context('spawn').Lock(); print(flush=True); input()"

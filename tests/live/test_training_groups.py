@@ -54,11 +54,11 @@ def test_megatron_workers_train_as_one_process_does_on_a_grid_of_groups(cluster:
 @pytest.mark.parametrize("cls", [VLLMRollout, SGLangRollout])
 def test_engine_shards_have_a_group_of_their_own_and_receive_weights_from_actors(cluster: Cluster, cls):
     name = cls.__name__
-    actor = launch(cluster, FSDPActor, 1, f"actor of {name}")
+    actor = launch(cluster, FSDPActor, 1, f"actor-of-{name}")
     actor.init_worker().wait(pace.PATIENCE_S)
     rollout = launch(cluster, cls, 1, name)
     assert rollout.init_worker(2).wait(pace.PATIENCE_S) == [[(f"{name}:0:{shard}", 0, shard) for shard in range(2)]]
-    received = rollout.sync_model_from_actor(f"actor of {name}")
+    received = rollout.sync_model_from_actor(f"actor-of-{name}")
     actor.sync_model_to_rollout(name, [[0, 0], [0, 1]]).wait(pace.PATIENCE_S)
     assert received.wait(pace.PATIENCE_S) == [[4, 4]]
     expected = tiny_model()(rows(0, 3)).detach()

@@ -26,7 +26,7 @@ pytestmark = [
 
 HERE = Path(__file__).parent
 OTHER = 61007
-NAMESPACE = "first user's"
+NAMESPACE = "first-user"
 
 
 class Theirs(Worker):

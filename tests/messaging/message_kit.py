@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from rlinf_actors.errors import GroupNotFoundError
-from rlinf_actors.messaging.broadcast import Broadcaster
+from rlinf_actors.messaging.broadcaster import Broadcaster
 from rlinf_actors.messaging.cuda_ipc import LazyDevices
 from rlinf_actors.messaging.messenger import Messenger
 from rlinf_actors.messaging.tensor_transfer import TransferEndpoint
@@ -57,10 +57,12 @@ class Member:
         self.messenger = Messenger(self, self.connected, self.server.answer, world.window, endpoint)
         self.messages: list[frames.UserMessage] = []
         self.server.serve((frames.UserMessage,), self.arrived)
-        self.server.serve((frames.Ask, frames.LaneEnded), self.messenger.tensor_receiver.handle)
+        self.server.serve((frames.Ask, frames.LaneEnded, frames.LaneKey), self.messenger.tensor_receiver.handle)
         self.server.on_link_lost(self.messenger.link_lost)
+        self.messenger.when_read = self.server.unread.when_read
         self.endpoint = self.server.bind(f"ipc://{self.id}")
         self.broadcaster = Broadcaster(self.messenger, WorkerAddress(group, rank))
+        self.server.serve((frames.BroadcastFailed,), self.broadcaster.told)
 
     def arrived(self, link, frame, parts) -> None:
         self.messages.append(frame)
@@ -70,13 +72,13 @@ class Member:
 
     def send(self, to: str, value, **options):
         group, _, rank = to.partition(":")
-        return self.messenger.send(WorkerAddress(group, int(rank)), value, options.get("piggyback"), now=False)
+        return self.messenger.send(group, int(rank), value, options.get("piggyback"), now=False)
 
     def recv(self, sender: str, timeout=None):
         group, _, rank = sender.partition(":")
         work = self.messenger.receive(WorkerAddress(group, int(rank)))
         if timeout is not None:
-            self.messenger.limit(work, timeout)
+            work.limit(timeout)
         return work
 
     def broadcast(self, value, groups, src=None, **options):

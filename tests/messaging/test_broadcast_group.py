@@ -175,6 +175,45 @@ async def test_a_rank_that_dies_fails_all_and_the_next_broadcast_works(world, se
     assert len(sends) == before + 1
 
 
+async def test_members_that_hear_late_of_a_death_name_it_although_it_broke_their_group(world, monkeypatch):
+    members = world.launch("a", 4, nodes=[0, 0, 1, 1])
+    await until_all_have_answered(members)
+    joined, join = threading.Semaphore(0), process_groups.join
+    broken, broke = threading.Semaphore(0), broadcast_group.BroadcastGroup._broke
+
+    def joining(*args):
+        made = join(*args)
+        joined.release()
+        return made
+
+    def breaking(*args):
+        broken.release()
+        broke(*args)
+
+    monkeypatch.setattr(process_groups, "join", joining)
+    monkeypatch.setattr(broadcast_group, "NEWS_S", 60.0)
+    monkeypatch.setattr(broadcast_group.BroadcastGroup, "_broke", breaking)
+    works = [member.broadcast(None, ALL) for member in members[1:3]]  # the last takes no part
+    sent = await send(members[0], torch.ones(COUNT))
+    for _ in range(3):
+        assert await asyncio.to_thread(joined.acquire, timeout=20)
+    world.die(members[3], tell=False)
+    world.tell(members[3], members[0])  # it closes the group's store
+    for _ in works:
+        assert await asyncio.to_thread(broken.acquire, timeout=20)
+    await settle()
+    world.tell(members[3], *members[1:3])
+    for work in (sent, *works):
+        with pytest.raises(PeerDiedError, match="a:3"):
+            await asyncio.to_thread(work.wait, 20)
+
+
+@pytest.fixture
+def no_news(monkeypatch):
+    monkeypatch.setattr(broadcast_group, "NEWS_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_news")
 async def test_a_group_that_breaks_fails_its_broadcasts_and_the_tree_goes_on(world, sends):
     members = world.launch("a", 4, nodes=[0, 0, 1, 1])
     await until_all_have_answered(members)
@@ -191,19 +230,61 @@ async def test_a_group_that_breaks_fails_its_broadcasts_and_the_tree_goes_on(wor
     assert len(sends) == 1
 
 
+@pytest.mark.usefixtures("no_news")
 async def test_a_member_whose_end_has_broken_gets_an_error_at_once(world):
     members = world.launch("a", 4)
     await until_all_have_answered(members)
     await once(members, torch.ones(COUNT))
     group = next(iter(members[1].broadcaster._trees.values())).group
-    ((lane, _),) = group._lanes.values()
+    ((lane, header),) = group._lanes.values()
+    group._tell = lambda *_report: None  # the source sends before it hears of it
     group._broke(lane, RuntimeError("unhandled cuda error"))
+    group.told(frames.BroadcastFailed("tree", header.lane, "a:0", "closed"))  # a consequence, heard of early
     work = members[1].broadcast(None, ALL)
     sent = await send(members[0], torch.ones(COUNT))
     with pytest.raises(RlinfActorsError, match=r"a:1 failed: unhandled cuda error"):
         await asyncio.to_thread(work.wait, 20)
     with pytest.raises(RlinfActorsError):
         await asyncio.to_thread(sent.wait, 20)  # its other end is gone
+
+
+class Stuck:
+    """A process group whose broadcasts fail at one member, and end at the others only when the group is aborted."""
+
+    def __init__(self, fails):
+        self.fails = fails
+        self.ended = threading.Event()
+
+    def broadcast(self, tensors, options):
+        return self
+
+    def wait(self):
+        if not self.fails:
+            self.ended.wait()
+        raise RuntimeError("no such network interface" if self.fails else "aborted")
+
+    def abort(self):
+        self.ended.set()
+
+
+@pytest.mark.usefixtures("no_news")
+@pytest.mark.parametrize("victim", [0, 2])
+async def test_a_group_that_breaks_at_one_member_fails_at_all_at_once(world, sends, monkeypatch, victim):
+    """The others wait for that member in their back-end, which would not end before RLINF_TIMEOUT."""
+    members = world.launch("a", 4, nodes=[0, 0, 1, 1])
+    await until_all_have_answered(members)
+    monkeypatch.setattr(process_groups, "join", lambda *args: None)
+    monkeypatch.setattr(process_groups, "make", lambda _backend, _store, rank, *args, **options: Stuck(rank == victim))
+    works = [member.broadcast(None, ALL) for member in members[1:3]]
+    works.append(await send(members[0], torch.ones(COUNT)))
+    await settle()
+    works.append(members[3].broadcast(None, ALL))  # it hears of the failure before it takes part
+    for work in works:
+        with pytest.raises(RlinfActorsError, match=rf"(?s)a:{victim}.*no such network interface"):
+            await asyncio.to_thread(work.wait, 10)
+    monkeypatch.undo()
+    for got in await once(members, torch.full((COUNT,), 7.0)):
+        assert (got == 7).all()
 
 
 # --- when ---

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import message_zoo as zoo
 import pytest
+from message_kit import World
 
 torch = pytest.importorskip("torch")
 
 from rlinf_actors.messaging import contents  # noqa: E402
+from rlinf_actors.net import bulk, bulk_framing  # noqa: E402
 from rlinf_actors.wire import payload  # noqa: E402
 from rlinf_actors.wire.payload import AuthenticatedParts  # noqa: E402
 
@@ -86,3 +88,17 @@ def test_copy_into_names_another_shape_or_dtype(sent):
 def test_copy_into_refuses_other_objects():
     with pytest.raises(TypeError, match="got a list from a:0"):
         contents.copy_into(torch.zeros(1), [1], "a:0")
+
+
+async def test_state_dict_of_hundreds_of_tensors_is_one_message_and_few_pieces():
+    world = World()
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    state = {f"layer{n}": torch.full(((n * 37) % 50_000 + 1,), float(n)) for n in range(400)}
+    got = b.recv("a:0")
+    a.send("b:0", state)
+    found = await got
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert len(b.messages) == 1
+    sizes = [memoryview(part).nbytes for part in contents.encode(state)[0]]
+    pieces = list(bulk_framing.pieces_of(1, bulk_framing.regions_of([size for size in sizes if size >= bulk.LARGE])))
+    assert len(pieces) <= sum(sizes) // bulk_framing.PIECE * 1.25 + 2

@@ -51,7 +51,7 @@ async def test_a_send_and_a_receive_cost_few_calls_and_locks(pair):
     sending, receiving = Count(), Count()
     for _ in range(RUNS):
         with sending:
-            a.messenger.send(WorkerAddress("b", 0), {"step": 1}, None, now=True).wait()
+            assert a.messenger.send("b", 0, {"step": 1}, None, now=True) is None
         await settle()
         with receiving:
             assert b.messenger.receive(WorkerAddress("a", 0)).wait() == {"step": 1}
@@ -60,3 +60,50 @@ async def test_a_send_and_a_receive_cost_few_calls_and_locks(pair):
     assert sending.seen["locks"] <= 1 * RUNS
     assert receiving.seen["calls"] <= 52 * RUNS
     assert receiving.seen["locks"] <= 2 * RUNS
+
+
+async def test_a_blocking_receive_of_a_known_sender_costs_fewer(pair):
+    a, b = pair
+    sending, receiving = Count(), Count()
+    for n in range(RUNS + 1):
+        if n == 1:
+            sending.seen.clear(), receiving.seen.clear()  # the first one looks its sender up
+        with sending:
+            assert a.messenger.send("b", 0, b"small", None, now=True) is None
+        await settle()
+        with receiving:
+            assert b.messenger.blocking.receive("a", 0, None) == b"small"
+        await settle()
+    assert sending.seen["calls"] <= 12 * RUNS
+    assert receiving.seen["calls"] <= 20 * RUNS
+    assert receiving.seen["locks"] <= 1 * RUNS
+
+
+async def test_an_array_is_pickled_only_for_receivers_that_read_nothing_else(pair):
+    np = pytest.importorskip("numpy")
+    a, b = pair
+    lending = a.known["b"].peers[0].lending
+    for newer, form in ((False, b"P"), (True, b"N")):
+        lending.newer = newer
+        a.messenger.send("b", 0, np.ones(8), None, now=True)
+        await settle()
+        work = b.messenger.receive(WorkerAddress("a", 0))
+        assert bytes(work._message.parts[0][:1]) == form
+        assert list(work.wait()) == [1] * 8
+
+
+async def test_a_known_receiver_is_not_looked_up_again(pair, monkeypatch):
+    a, b = pair
+    a.messenger.send("b", 0, 1, None, now=True)
+    monkeypatch.setattr(a.messenger.directory, "peer", None)
+    assert a.messenger.send("b", 0, 2, None, now=True) is None
+    assert [await b.recv("a:0"), await b.recv("a:0")] == [1, 2]
+
+
+async def test_a_receiver_that_was_launched_again_is_looked_up_again(pair):
+    a, b = pair
+    b.world.die(b)
+    await settle()
+    (b,) = b.world.launch("b")
+    await a.send("b:0", "hello")
+    assert await b.recv("a:0") == "hello"

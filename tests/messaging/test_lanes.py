@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import socket
+import struct
 import threading
 import weakref
 
@@ -15,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 
 from rlinf_actors.errors import CallTimeoutError, PeerDiedError, RlinfActorsError  # noqa: E402
 from rlinf_actors.messaging import lanes, process_groups  # noqa: E402
+from rlinf_actors.messaging.lane_store import LaneStore  # noqa: E402
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -345,3 +349,25 @@ def test_gloo_takes_the_interface_that_its_variable_names(monkeypatch):
 
 def test_gloo_is_a_back_end():
     assert "gloo" in process_groups.backends()
+
+
+def test_gloo_takes_a_stranger_who_guesses_a_small_number_for_the_other_end():
+    """What docs/explanation/security.md says of gloo's data sockets; a lane's own store does not change it."""
+    address = queue.Queue()
+    store = LaneStore(lambda key, value: address.put((key, value)), 15.0, begins=True)
+    made = []
+    options = {"timeout_s": 15.0, "ip": process_groups.LOOPBACK}
+    making = threading.Thread(
+        target=lambda: made.append(process_groups.make("gloo", store.for_torch(), 0, 2, **options))
+    )
+    making.start()
+    key, ours = address.get(timeout=15)
+    port = ours.index(socket.inet_aton(process_groups.LOOPBACK)) - 2
+    with contextlib.ExitStack() as strangers:
+        for number in range(3):
+            where = ("127.0.0.1", int.from_bytes(ours[port : port + 2], "big"))
+            strangers.enter_context(socket.create_connection(where, 15)).sendall(struct.pack("<Q", number))
+        # the highest port: gloo lets the member with the lower address wait for the other's connection
+        store.arrived(key.replace("/0/0", "/0/1"), ours[:port] + b"\xff\xff" + ours[port + 2 :])
+        making.join(15)
+        assert [group.size() for group in made] == [2], "a group of two, and no second member"

@@ -14,6 +14,7 @@ from rlinf_actors.messaging.outbox import OutgoingMessage
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.wire import frames
+from rlinf_actors.worker import unread_streams
 
 
 @pytest.fixture
@@ -28,6 +29,33 @@ async def test_messages_travel_both_ways(world):
     waiting = a.recv("b:0")
     await b.send("a:0", "back", piggyback=7)
     assert await waiting == ("back", 7)
+
+
+async def test_a_receive_fails_although_another_thread_sends_to_a_new_worker_meanwhile(world):
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    for n in range(2):
+        await a.send("b:0", n)
+    receivers = a.messenger._receivers
+
+    class SentMeanwhile(tuple):
+        def __getitem__(self, index):
+            receivers["new", 0] = None
+            return super().__getitem__(index)
+
+    receivers["b", 0] = SentMeanwhile(receivers["b", 0])
+    senders = a.messenger.blocking._senders
+
+    class ReceivedMeanwhile(tuple):
+        def __getitem__(self, index):
+            senders["new", 0] = (None, None, "", ("", ""))
+            return super().__getitem__(index)
+
+    senders["b", 0] = ReceivedMeanwhile((None, None, "", ("", "")))
+    waiting = a.recv("b:0")
+    await settle()
+    world.die(b)
+    with pytest.raises(PeerDiedError):
+        await waiting
 
 
 # --- completion of a send ---
@@ -430,3 +458,44 @@ async def test_a_lost_connection_is_forgotten_when_the_worker_ends(world):
     world.die(a)
     await settle()
     assert b.messenger._broken == {}
+
+
+@pytest.mark.parametrize("posted", ["before the news", "after the news"])
+async def test_a_whole_message_is_received_after_the_news_of_its_senders_death(posted):
+    world = World()
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", 1)
+    assert await b.recv("a:0") == 1
+    link = a.known["b"].peers[0].link_identity
+    listener = b.server._listener
+    listener.streams.add(link)
+    received, kept = listener.on_message, []
+    listener.on_message = lambda *message: kept.append(message)  # in the stream, and not read
+    await a.send("b:0", 2)
+    works = [b.recv("a:0")] if posted == "before the news" else []
+    world.die(a)
+    await settle()
+    works += [b.recv("a:0") for _ in range(2 - len(works))]
+    await settle()
+    assert not any(work.done() for work in works)
+    for message in kept:
+        received(*message)
+    listener.end(link)
+    assert await works[0] == 2
+    with pytest.raises(PeerDiedError):
+        await works[1]
+    with pytest.raises(PeerDiedError):
+        await b.recv("a:0")
+
+
+async def test_the_news_of_a_death_waits_no_longer_than_a_second_for_the_end_of_the_stream(monkeypatch):
+    monkeypatch.setattr(unread_streams, "REST_S", 0.0)
+    world = World()
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", 1)
+    assert await b.recv("a:0") == 1
+    b.server._listener.streams.add(a.known["b"].peers[0].link_identity)
+    work = b.recv("a:0")
+    world.die(a)
+    with pytest.raises(PeerDiedError):
+        await work

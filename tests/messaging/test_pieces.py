@@ -16,7 +16,7 @@ from rlinf_actors.messaging.pieces import PIECE, ArrivingPart
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork
-from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire import arrays, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 torch = pytest.importorskip("torch")
@@ -31,7 +31,7 @@ LINK = b"worker:a#1"
 
 
 def test_each_piece_is_reported_after_it_is_written():
-    block, part, reports = memoryview(bytearray(SIZE)), memoryview(payload.bytes_of(SOURCE)), []
+    block, part, reports = memoryview(bytearray(SIZE)), memoryview(arrays.bytes_of(SOURCE)), []
 
     def tell(size):
         reports.append(size)
@@ -43,7 +43,7 @@ def test_each_piece_is_reported_after_it_is_written():
 
 
 def test_a_signal_handler_that_raises_does_not_stop_the_pieces():
-    block, part, reports = memoryview(bytearray(SIZE)), payload.bytes_of(SOURCE), []
+    block, part, reports = memoryview(bytearray(SIZE)), arrays.bytes_of(SOURCE), []
 
     def tell(size):
         reports.append(size)
@@ -64,7 +64,7 @@ def test_the_receiver_learns_that_a_part_cannot_be_written():
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        pieces.write(memoryview(bytearray(SIZE)), payload.bytes_of(SOURCE), tell)
+        pieces.write(memoryview(bytearray(SIZE)), arrays.bytes_of(SOURCE), tell)
     assert reports == [PIECE, 2 * PIECE, 2 * PIECE, 2 * PIECE, 0]
 
 
@@ -93,7 +93,7 @@ class InterruptedPeer:
 
 
 def test_a_signal_handler_that_raises_before_the_first_piece_does_not_stop_the_pieces():
-    peer, part = InterruptedPeer(), payload.bytes_of(SOURCE)
+    peer, part = InterruptedPeer(), arrays.bytes_of(SOURCE)
     message = OutgoingMessage("", [b"head", part], True, AsyncWork("send()"), DetachedTensors(), in_pieces=True)
     with pytest.raises(KeyboardInterrupt):
         Outbox(peer, "a:0", "a", 1 << 30).post(message)
@@ -117,7 +117,7 @@ class Arriving:
 
     def write(self, size):
         self.block[:size] = memoryview(self.part)[:size]
-        self.b.messenger.written(LINK, frames.Written(7, self.number, size), AuthenticatedParts())
+        self.b.messenger.arriving.written(LINK, frames.Written(7, self.number, size), AuthenticatedParts())
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ async def test_a_receive_into_a_tensor_has_all_pieces(pair, posted):
         waiting = asyncio.ensure_future(asyncio.to_thread(work.wait))
     assert await waiting is None
     assert torch.equal(target, SOURCE)
-    assert b.messenger._unwritten == {}
+    assert not b.messenger.arriving
 
 
 async def test_any_other_receive_waits_until_the_message_is_whole(pair):
@@ -225,7 +225,40 @@ async def test_a_sender_that_dies_between_pieces_fails_the_receive(pair, kind):
         work = b.recv("a:0")
     with pytest.raises(PeerDiedError):
         await asyncio.to_thread(work.wait, 5)
-    assert b.messenger._unwritten == {}
+    assert not b.messenger.arriving
+
+
+async def test_what_a_sender_has_written_is_received_after_the_news_of_its_death(pair):
+    a, b = pair
+    link = stream(a, b)
+    arriving = Arriving(a, b)
+    arriving.write(PIECE)
+    a.world.die(a)
+    await settle()
+    arriving.write(SIZE)  # was in the stream
+    b.server._listener.end(link)
+    assert torch.equal(await asyncio.wait_for(b.recv("a:0"), 5), SOURCE)
+
+
+async def test_the_end_of_the_stream_fails_what_a_dead_sender_has_not_written(pair):
+    a, b = pair
+    link = stream(a, b)
+    Arriving(a, b).write(PIECE)
+    work = b.recv("a:0")
+    a.world.die(a)
+    await settle()
+    assert not work.done()
+    b.server._listener.end(link)
+    with pytest.raises(PeerDiedError):
+        await work
+    assert not b.messenger.arriving
+
+
+def stream(a, b):
+    """Let the link from a to b be a stream whose end b notices, and return it."""
+    link = a.known["b"].peers[0].link_identity
+    b.server._listener.streams.add(link)
+    return link
 
 
 async def test_a_lost_connection_fails_what_it_was_carrying(pair):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import threading
+import weakref
 
 import pytest
 from message_kit import World
@@ -12,10 +15,10 @@ from rlinf_actors.errors import CallTimeoutError, PeerDiedError, RlinfActorsErro
 from rlinf_actors.messaging import contents, process_groups, tensor_receiver
 from rlinf_actors.messaging.lanes import Lane
 from rlinf_actors.messaging.process_groups import Wire
-from rlinf_actors.messaging.receive_into import ReceiveInto, _offer
+from rlinf_actors.messaging.receive_into import ReceiveInto, _offer, target_for
 from rlinf_actors.messaging.tensor_receiver import IncomingTensors
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.wire import frames
+from rlinf_actors.wire import arrays, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 torch = pytest.importorskip("torch")
@@ -233,3 +236,144 @@ async def test_a_receive_that_timed_out_leaves_its_tensor_to_the_next(pair):
     assert second.all()
     assert not first.any()
     assert isinstance(b.messenger.receive_into(WorkerAddress("a", 0), first), ReceiveInto)
+
+
+# --- by bulk streams ---
+
+
+class Receiver:
+    """a:0 has sent the header of a tensor, whose bytes arrive when the test says so. b:0 receives it."""
+
+    def __init__(self, tensor, target):
+        world = World()
+        (self.a,), (self.b,) = world.launch("a"), world.launch("b")
+        self.messenger, self.target, self.data = self.b.messenger, target, arrays.bytes_of(tensor)
+        self.parts = contents.encode(tensor)[0]
+        self.frame = frames.UserMessage(1, 1, "a:0", self.a.id, "", 1000)
+        self.answers = []
+        self.asked = threading.Event()
+        self.again = self.asked.set
+        self.messenger._reply = lambda link, frame: self.answers.append(frame)
+
+    async def wait(self, timeout=10.0):
+        """Begin to receive into the target; a thread waits."""
+        self.work = self.messenger.receive_into(WorkerAddress("a", 0), self.target)
+        waiting = asyncio.create_task(asyncio.to_thread(self.messenger.wait, self.work, timeout))
+        while not (self.work._waiting and self.messenger._mailbox._queues):  # noqa: ASYNC110 - a thread does it
+            await asyncio.sleep(0.001)
+        return waiting
+
+    def begin(self):
+        self.given = target_for(self.messenger, self.frame, [self.parts[0], b""], len(self.data), self.again)
+        return self.given
+
+    def arrive(self):
+        """All bytes arrive, and the message is delivered."""
+        self.given.memory[:] = self.data
+        self.given.finish()
+        self.messenger.arrived(b"link", self.frame, AuthenticatedParts([self.parts[0], self.given.memory]))
+
+
+def numbers(dtype=torch.float32):
+    return torch.arange(COUNT).to(dtype)
+
+
+@pytest.fixture
+def no_copy(monkeypatch):
+    monkeypatch.setattr(ctypes, "memmove", lambda *args: 1 / 0)
+
+
+async def test_a_receive_that_waits_later_asks_the_streams_to_ask_again():
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    assert receiver.begin() is None
+    waiting = await receiver.wait()
+    assert await asyncio.to_thread(receiver.asked.wait, 10)
+    assert receiver.begin() is not None
+    assert not receiver.messenger.late_targets
+    receiver.arrive()
+    await waiting
+    assert torch.equal(receiver.target, numbers())
+
+
+@pytest.mark.parametrize("form", ["array", "pickled"])
+async def test_streams_receive_into_the_tensor_without_a_copy(no_copy, form):
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    if form == "array":
+        receiver.parts = arrays.encode(numbers())
+    waiting = await receiver.wait()
+    assert receiver.begin().memory.obj.tensor.data_ptr() == receiver.target.data_ptr()
+    receiver.arrive()
+    await waiting
+    assert torch.equal(receiver.target, numbers())
+    assert [type(answer) for answer in receiver.answers] == [frames.Held]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [torch.zeros(COUNT, dtype=torch.int32), torch.zeros(COUNT // 2, 2), torch.zeros(COUNT, 2)[:, 0], torch.zeros(4)],
+)
+async def test_streams_get_no_tensor_that_does_not_fit(target):
+    receiver = Receiver(numbers(), target)
+    waiting = await receiver.wait(0.2)
+    assert receiver.begin() is None
+    with pytest.raises(CallTimeoutError):
+        await waiting
+
+
+async def test_streams_get_no_tensor_if_another_message_comes_first():
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    receiver.messenger.arrived(b"link", receiver.frame, AuthenticatedParts(contents.encode("earlier")[0]))
+    assert receiver.begin() is None
+
+
+async def test_receive_that_times_out_has_its_tensor_back_and_the_next_one_gets_the_message():
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    waiting = await receiver.wait(0.05)
+    given = receiver.begin()
+    given.memory[:100] = receiver.data[:100]
+    with pytest.raises(CallTimeoutError):
+        await waiting
+    assert not given.given
+    before = receiver.target.clone()
+    receiver.arrive()
+    assert torch.equal(receiver.target, before)
+    assert torch.equal(await receiver.b.recv("a:0"), numbers())
+
+
+async def test_message_that_another_receive_gets_is_moved_out_of_the_tensor():
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    waiting = await receiver.wait()
+    receiver.begin()
+    other = frames.UserMessage(1, 0, "a:0", receiver.a.id, "", 1000)
+    receiver.messenger.arrived(b"link", other, AuthenticatedParts(contents.encode(torch.ones(COUNT))[0]))
+    await waiting
+    assert receiver.target.eq(1).all()
+    receiver.arrive()
+    assert receiver.target.eq(1).all()
+    assert torch.equal(await receiver.b.recv("a:0"), numbers())
+
+
+async def test_receive_whose_sender_dies_has_its_tensor_back():
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    waiting = await receiver.wait()
+    given = receiver.begin()
+    receiver.a.world.die(receiver.a)
+    with pytest.raises(PeerDiedError):
+        await waiting
+    assert not given.given
+
+
+async def test_given_tensor_is_freed_with_its_last_reference():
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    waiting = await receiver.wait()
+    receiver.begin()
+    receiver.arrive()
+    await waiting
+    freed = weakref.ref(receiver.target)
+    gc.disable()
+    try:
+        receiver.given = receiver.work = receiver.target = waiting = None
+        await asyncio.sleep(0)
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -306,3 +306,15 @@ def test_accelerators_that_the_ccl_cannot_connect_use_staging(peer, known, path,
     found = [sender._path(OnGpu(), facts(**known), _Plan()) for _ in range(3)]
     assert found == [path] * 3
     assert caplog.text.count("travel by the host's memory") == (path == routes.STAGED)
+
+
+@pytest.mark.parametrize(
+    ("backend", "lane_keys", "by_link"), [("gloo", True, True), ("gloo", False, False), ("nccl", True, False)]
+)
+def test_only_gloo_has_its_store_by_the_link_and_not_toward_earlier_versions(
+    sender, peer, backend, lane_keys, by_link, request
+):
+    peer.say(facts(lane_keys=lane_keys))
+    kept, close, address, _ = sender._new_store(backend, 1, "127.0.0.1", 5.0)
+    request.addfinalizer(close)
+    assert (kept is not None) == (address == "127.0.0.1:0") == by_link

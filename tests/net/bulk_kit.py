@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+import pace
+
 from rlinf_actors.net.bulk import MARK, BulkLink
 from rlinf_actors.net.bulk_handshake import BulkTransport
 
@@ -51,7 +53,7 @@ class End:
     def send(self, header: bytes, *parts) -> None:
         self._link(*self.bulk.pack(header, parts))
 
-    async def until(self, count: int, seconds: float = 20) -> list[tuple[bytes, list]]:
+    async def until(self, count: int, seconds: float = pace.PATIENCE_S) -> list[tuple[bytes, list]]:
         while len(self.arrived) < count:
             self._came.clear()
             await asyncio.wait_for(self._came.wait(), seconds)
@@ -84,7 +86,7 @@ def array(size: int) -> memoryview:
     return memoryview((os.urandom(997) * (size // 997 + 1))[:size])
 
 
-async def eventually(check, seconds: float = 10) -> None:
+async def eventually(check, seconds: float = pace.PATIENCE_S) -> None:
     """Wait until *check* returns True; it changes on another thread."""
 
     async def wait() -> None:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+import pace
 from net_kit import Inbox
 
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security.keypair import KeyPair
@@ -28,7 +30,7 @@ class Facts:
     async def until(self, count: int = 1) -> list[tuple]:
         while len(self.all) < count:
             self._came.clear()
-            await asyncio.wait_for(self._came.wait(), 10)
+            await asyncio.wait_for(self._came.wait(), pace.PATIENCE_S)
         return self.all
 
 
@@ -74,7 +76,7 @@ class Guarded:
         security = Security(True) if pair is None else Security(pair=pair, head=server or self.pair.public)
         inbox, turned_away = Inbox(), Facts()
         network = self.net(security)
-        return network.link(self.endpoint, identity, inbox, on_rejected=turned_away), inbox, turned_away
+        return network.link(self.endpoint, identity, inbox, LinkOptions(on_rejected=turned_away)), inbox, turned_away
 
 
 @contextlib.contextmanager

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pace
+
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -21,9 +24,11 @@ class Inbox:
 
     def __init__(self) -> None:
         self.messages: list[tuple[bytes, bytes, list[bytes]]] = []
+        self.arrived = lambda header: None
         self._came = asyncio.Event()
 
     def __call__(self, peer: bytes, header: bytes, parts: list) -> None:
+        self.arrived(header)
         self.messages.append((peer, header, [bytes(part) for part in parts]))
         self._came.set()
 
@@ -35,7 +40,7 @@ class Inbox:
         """Wait until *count* messages have arrived."""
         while len(self.messages) < count:
             self._came.clear()
-            await asyncio.wait_for(self._came.wait(), 10)
+            await asyncio.wait_for(self._came.wait(), pace.PATIENCE_S)
         return self
 
 
@@ -69,7 +74,9 @@ class Wire:
 
     def link(self, endpoint: str, identity: bytes = b"me", join: bool = True):
         inbox = Inbox()
-        link = self.network.link(endpoint, identity, inbox, to="g:0" if self.kind in ("hub", "stream") else "")
+        link = self.network.link(
+            endpoint, identity, inbox, LinkOptions(to="g:0" if self.kind in ("hub", "stream") else "")
+        )
         if self.kind == "stream" and join:
             link.send(JOIN, now=True)
         return link, inbox
@@ -82,3 +89,29 @@ async def wire(kind: str, folder: object) -> AsyncIterator[Wire]:
         yield made
     finally:
         made.network.close()
+
+
+def written(end: object, monkeypatch) -> list[int]:
+    """Return a list that gets the number of messages of each later write of a listener or link."""
+    socket = _socket(end)
+    write, batches = socket._write, []
+
+    def counted(peer: bytes, messages: list) -> None:
+        batches.append(len(messages))
+        write(peer, messages)
+
+    monkeypatch.setattr(socket, "_write", counted)
+    return batches
+
+
+def flushes(end: object, monkeypatch) -> list[object]:
+    """Return a list that gets an entry for each later flush of a listener or link."""
+    socket = _socket(end)
+    flush, seen = socket._flush, []
+    monkeypatch.setattr(socket, "_flush", lambda: (seen.append(socket), flush()))
+    return seen
+
+
+def _socket(end: object) -> object:
+    """The message socket of a listener or link."""
+    return getattr(end, "_hub", getattr(end, "_streams", end))

@@ -10,7 +10,9 @@ import time
 from collections.abc import AsyncIterator
 
 import net_kit
+import pace
 
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.stream_framing import prefix
 from rlinf_actors.net.unix_stream import HELLO, StreamLink, path_of
@@ -39,7 +41,7 @@ class World:
 
     def link(self, identity: bytes = b"me", join: bool = True) -> tuple[StreamLink, net_kit.Inbox]:
         inbox = net_kit.Inbox()
-        link = self.network.link(self.endpoint, identity, inbox, to="g:0", on_reset=self._reset)
+        link = self.network.link(self.endpoint, identity, inbox, LinkOptions(to="g:0", on_reset=self._reset))
         assert isinstance(link, StreamLink)
         if join:
             link.send(net_kit.JOIN, now=True)
@@ -69,7 +71,7 @@ def chunk(records: bytes) -> bytes:
 
 async def until(condition) -> None:
     """Wait until *condition* returns True."""
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + pace.PATIENCE_S
     while not condition():
         assert time.monotonic() < limit, "it did not come true"
         await asyncio.sleep(0.002)

@@ -12,7 +12,7 @@ from keyed_kit import ListGate
 from zmq.utils import z85
 
 from rlinf_actors.net.authentication import BATCH, ENDPOINT, ZapHandler, judge
-from rlinf_actors.net.connection_watch import RejectionBatch
+from rlinf_actors.net.connection_guard import RejectionBatch
 from rlinf_actors.net.curve import why_rejected
 from rlinf_actors.security.keypair import KeyPair
 

@@ -42,7 +42,7 @@ def _ends(fd: int, port: int) -> bool:
     disconnector.ports.add(port)
     disconnector.soon(b"peer", Frame())  # type: ignore[arg-type]
     found = bool(disconnector._waiting)
-    disconnector.close()
+    disconnector.stop()
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -191,3 +193,10 @@ def test_leases_of_memory_that_was_never_opened_are_refused(arenas):
 def test_headers_without_leases_pass_unchanged(pair):
     assert pair.far.unpack(b"\x93abc", []) == b"\x93abc"
     assert pair.far.unpack(b"", []) == b""
+
+
+def test_a_connection_that_lends_nothing_keeps_little(arenas):
+    """A driver has one for each of 10,000 ranks, most of them on other machines."""
+    before = sys.getallocatedblocks()
+    made = [Lending(arenas[0], print, print, "far") for _ in range(1000)]
+    assert sys.getallocatedblocks() - before < 8 * len(made)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import tracemalloc
 
 import pytest
 from bulk_kit import MIB, End, Pair, array, eventually
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.net import bulk, bulk_handshake, bulk_streams
+from rlinf_actors.net import bulk, bulk_handshake, bulk_streams, bulk_transfers
 from rlinf_actors.net import bulk_framing as framing
+from rlinf_actors.net.bulk_framing import PieceHeader
+from rlinf_actors.net.bulk_transfers import GivenMemory, Incoming, _Writing
+from rlinf_actors.net.receive_memory import ReceiveMemory
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "keyed"])
@@ -91,6 +95,24 @@ async def test_memory_for_receives_is_used_again_and_given_back(pair, monkeypatc
     assert memory.kept <= 2 * 4 * MIB
     pair.far.transport._trim(memory.takes)
     assert memory.kept == 0
+
+
+async def test_no_thread_of_the_streams_keeps_memory_that_was_delivered(pair, monkeypatch):
+    goes_on, soon = threading.Event(), pair.far.transport.soon
+
+    def halt(function):
+        soon(function)
+        if threading.current_thread() is not threading.main_thread():
+            goes_on.wait(20)
+
+    monkeypatch.setattr(pair.far.transport, "soon", halt)
+    try:
+        pair.near.send(b"x", array(4 * MIB))
+        await pair.far.until(1)
+        pair.far.arrived.clear()
+        assert pair.far.transport.memory.kept == 4 * MIB
+    finally:
+        goes_on.set()
 
 
 # --- failures ---
@@ -338,3 +360,211 @@ async def test_a_transfer_that_meets_the_idle_end_is_not_lost(pair):
     same((await pair.near.until(1))[0], b"y", part)
     pair.far.send(b"z", part)
     same((await pair.near.until(2))[1], b"z", part)
+
+
+# --- into memory that a receive has given ---
+
+
+def give(end: End, size: int) -> GivenMemory:
+    """Let the next transfer arrive in memory that is returned; the second one in memory of its own."""
+    given = GivenMemory(memoryview(bytearray(size)))
+    waiting = [given]
+    end.bulk._target_for = lambda header, parts, size, again: waiting.pop() if waiting else None
+    return given
+
+
+async def test_a_part_is_received_into_the_given_memory(pair):
+    given = give(pair.far, 5 * MIB + 3)
+    data = [array(5 * MIB + 3), array(3 * MIB)]
+    pair.near.send(b"first", b"small", data[0])
+    pair.near.send(b"second", b"small", data[1])
+    first, second = await pair.far.until(2)
+    same(first, b"first", b"small", data[0])
+    same(second, b"second", b"small", data[1])
+    assert first[1][1] is given.memory
+    assert given.given
+
+
+class Receives:
+    """Receives of a stream at *pair*.far, each of which gives its memory only after the message before it came.
+
+    Until a receive has given its memory, the sender's streams carry the first piece of its message alone.
+
+    Attributes:
+        given: the memory of each receive that was asked for it in time.
+    """
+
+    def __init__(self, pair, size: int) -> None:
+        self.pair, self.size = pair, size
+        self.given: list[GivenMemory] = []
+        self.asked = 0
+        pair.far.bulk._target_for = self.target_for
+        self._next, pair.near.bulk.next_piece = pair.near.bulk.next_piece, self.next_piece
+
+    def next_piece(self, stream):
+        header = self.pair.near.bulk._next
+        free = header is not None and (not header.offset or header.transfer <= len(self.given))
+        return self._next(stream) if free else None
+
+    def target_for(self, _header, _parts, size, again):
+        self.asked += 1
+        if self.asked % 2:  # no receive waits yet
+            self.pair.far.loop.call_later(0.002, again)
+            return None
+        assert size == self.size
+        self.given.append(GivenMemory(memoryview(bytearray(size))))
+        self.pair.far.loop.call_soon(self.go_on)
+        return self.given[-1]
+
+    def go_on(self) -> None:
+        for stream in self.pair.near.bulk._streams:
+            stream.kick()
+
+
+async def test_a_stream_of_parts_arrives_in_place_though_each_receive_is_late(pair):
+    """Only the pieces that began to arrive before the receive are copied."""
+    size, count = 4 * MIB + 3, 20
+    receives, data = Receives(pair, size), [array(size) for _ in range(count)]
+    for one in data:
+        pair.near.send(b"m", b"small", one)
+    arrived = await pair.far.until(count)
+    assert len(receives.given) == count
+    for one, (_, parts), given in zip(data, arrived, receives.given, strict=True):
+        assert parts[1] is given.memory
+        assert parts[1] == one
+
+
+async def test_a_part_most_of_which_has_arrived_stays_where_it_is(pair, monkeypatch):
+    monkeypatch.setattr(bulk_transfers, "LATE_PIECES", 0)
+    asks = []
+    pair.far.bulk._target_for = lambda header, parts, size, again: asks.append(again)
+    held, pair.near.bulk.next_piece = pair.near.bulk.next_piece, lambda stream: None
+    data = array(3 * MIB)
+    pair.near.send(b"m", b"small", data)
+    await eventually(lambda: bool(asks))
+    taken = []
+    pair.near.bulk.next_piece = lambda stream: taken.append(held(stream)) or taken[-1] if not taken else None
+    await eventually(lambda: bool(pair.near.bulk._streams))
+    pair.near.bulk._streams[0].kick()
+    await eventually(lambda: pair.far.bulk._incoming[1].pieces._left == 2)
+    asks[0]()
+    assert len(asks) == 1  # no receive is asked any more
+    pair.near.bulk.next_piece = held
+    for stream in pair.near.bulk._streams:
+        stream.kick()
+    same((await pair.far.until(1))[0], b"m", b"small", data)
+
+
+async def test_memory_that_is_taken_back_is_written_no_more(pair):
+    """At any time: before the first piece, between two of them, and afterwards."""
+    size = 8 * MIB
+    for seed in range(12):
+        given = give(pair.far, size)
+        target, data = given.memory, array(size)
+        pair.near.send(b"m", b"small", data)
+        await asyncio.to_thread(threading.Event().wait, seed / 2000)
+        await asyncio.to_thread(given.take_back)
+        seen = bytes(target)
+        await eventually(lambda: len(pair.far.arrived) == 1)
+        ((_, parts),) = pair.far.arrived
+        pair.far.arrived.clear()
+        assert bytes(target) == seen
+        assert parts[1] == data or given.memory == data  # the second if it had been delivered before
+
+
+async def test_two_parts_or_a_message_behind_another_get_memory_of_their_own(pair):
+    given = give(pair.far, 2 * MIB)
+    data = array(2 * MIB)
+    pair.near.send(b"m", data, data)
+    same((await pair.far.until(1))[0], b"m", data, data)
+    assert given.memory == bytes(2 * MIB)
+
+
+async def test_a_part_that_comes_by_the_link_after_all_leaves_the_given_memory_alone(pair):
+    pair.near.send(b"open", array(2 * MIB))
+    await pair.far.until(1)
+    given, data = give(pair.far, 4 * MIB), array(4 * MIB)
+    target = given.memory
+    pair.near.bulk.next_piece = lambda stream: None
+    pair.near.send(b"m", b"small", data)
+    await eventually(lambda: bool(pair.far.bulk._incoming))
+    pair.far.bulk.end("the test ends it", pair.far.bulk._session)
+    same((await pair.far.until(2))[1], b"m", b"small", data)
+    assert not given.given
+    assert target == bytes(4 * MIB)
+
+
+class Piece(threading.Thread):
+    """Writes to given memory until told to stop, as a stream does."""
+
+    def __init__(self, given: GivenMemory) -> None:
+        super().__init__(daemon=True)
+        self.given, self.inside, self.go_on = given, threading.Event(), threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with _Writing(self.given, PieceHeader(1, 0, 4, 0)) as memory:
+            self.inside.set()
+            self.go_on.wait(10)
+            memory[:] = b"late"
+
+
+def test_taking_back_waits_for_a_piece_that_is_being_written():
+    given = GivenMemory(memoryview(bytearray(8)))
+    target, piece = given.memory, Piece(given)
+    assert piece.inside.wait(10)
+    taking = threading.Thread(target=given.take_back, daemon=True)
+    taking.start()
+    taking.join(0.05)
+    assert taking.is_alive()
+    piece.go_on.set()
+    taking.join(10)
+    assert bytes(target) == bytes(given.memory) == b"late\0\0\0\0"
+    with _Writing(given, PieceHeader(1, 0, 4, 4)) as memory:
+        memory[:] = b"more"
+    assert bytes(target) == b"late\0\0\0\0"
+    assert bytes(given.memory) == b"latemore"
+
+
+def test_nothing_writes_to_a_part_that_is_complete():
+    given = GivenMemory(memoryview(bytearray(8)))
+    given.finish()
+    with pytest.raises(RemoteWireError, match="complete"):
+        _Writing(given, PieceHeader(1, 0, 4, 0)).__enter__()
+
+
+async def test_taking_memory_back_after_a_death_copies_nothing(pair, monkeypatch):
+    given = give(pair.far, 4 * MIB)
+    before = given.memory
+    incoming = Incoming([(1, 4 * MIB)], ReceiveMemory(), given)
+    pair.far.bulk._incoming[1] = incoming
+    pair.far.bulk.close()
+    given.take_back()
+    assert given.memory is before
+    assert not given.given
+    with pytest.raises(RemoteWireError), incoming.place(PieceHeader(1, 0, 0, MIB)):
+        raise AssertionError("it is written to no more")
+
+
+async def test_without_memory_to_move_to_the_rest_is_refused(pair, monkeypatch):
+    """The user's tensor is not written to afterwards, and the sender sends the message by the link."""
+    part = array(24 * MIB)
+    given = give(pair.far, part.nbytes)
+
+    def exhausted(_memory):
+        raise MemoryError
+
+    place, took = Incoming.place, []
+
+    def placing(incoming, header):
+        if header.offset >= 8 * MIB and not took:
+            monkeypatch.setattr(bulk_transfers, "bytearray", exhausted, raising=False)
+            given.take_back()
+            took.append(bytes(user))
+        return place(incoming, header)
+
+    user = given.memory
+    monkeypatch.setattr(Incoming, "place", placing)
+    pair.near.send(b"x", b"small", part)
+    same((await pair.far.until(1))[0], b"x", b"small", part)
+    assert bytes(user) == took[0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net import bulk_framing as framing
-from rlinf_actors.net.bulk_framing import PIECE, TAG, Cipher, Handshake, PieceHeader, Received
+from rlinf_actors.net.bulk_framing import PIECE, TAG, BulkHandshake, Cipher, PieceHeader, Received
 
 SESSION, SECRET = os.urandom(framing.SESSION), os.urandom(framing.SECRET)
 A, B = os.urandom(framing.NONCE), os.urandom(framing.NONCE)
@@ -75,7 +75,7 @@ def test_a_header_announces_at_most_one_piece():
 
 
 def test_both_ends_derive_the_same_keys_and_proofs():
-    mine = Handshake(SESSION, SECRET, A, B)
+    mine = BulkHandshake(SESSION, SECRET, A, B)
     assert framing.session_of(mine.hello()) == SESSION
     theirs = framing.accept(mine.hello(), SECRET, A)
     assert theirs.keys() == mine.keys()
@@ -84,11 +84,11 @@ def test_both_ends_derive_the_same_keys_and_proofs():
 
 def test_every_direction_and_connection_has_a_key_of_its_own():
     shakes = [
-        Handshake(SESSION, SECRET, A, B),
-        Handshake(SESSION, SECRET, B, A),
-        Handshake(SESSION, SECRET, A, os.urandom(framing.NONCE)),
-        Handshake(os.urandom(framing.SESSION), SECRET, A, B),
-        Handshake(SESSION, os.urandom(framing.SECRET), A, B),
+        BulkHandshake(SESSION, SECRET, A, B),
+        BulkHandshake(SESSION, SECRET, B, A),
+        BulkHandshake(SESSION, SECRET, A, os.urandom(framing.NONCE)),
+        BulkHandshake(os.urandom(framing.SESSION), SECRET, A, B),
+        BulkHandshake(SESSION, os.urandom(framing.SECRET), A, B),
     ]
     made = [value for shake in shakes for value in (*shake.keys(), shake.proof(), shake.hello())]
     assert len(set(made)) == len(made)
@@ -96,7 +96,7 @@ def test_every_direction_and_connection_has_a_key_of_its_own():
 
 @pytest.mark.parametrize("at", range(framing.HELLO))
 def test_a_hello_that_differs_in_one_byte_is_refused(at):
-    hello = bytearray(Handshake(SESSION, SECRET, A, B).hello())
+    hello = bytearray(BulkHandshake(SESSION, SECRET, A, B).hello())
     hello[at] ^= 1
     with pytest.raises(RemoteWireError):
         framing.accept(bytes(hello), SECRET, A)
@@ -107,7 +107,7 @@ def test_a_hello_that_differs_in_one_byte_is_refused(at):
 
 def test_a_hello_of_another_connection_is_refused():
     with pytest.raises(RemoteWireError):
-        framing.accept(Handshake(SESSION, SECRET, A, B).hello(), SECRET, B)
+        framing.accept(BulkHandshake(SESSION, SECRET, A, B).hello(), SECRET, B)
 
 
 # --- encryption ---
@@ -132,7 +132,7 @@ HEADERS = [PieceHeader(1, 0, 100, 0), PieceHeader(1, 1, 100, 0), PieceHeader(2, 
 
 
 def both() -> tuple[Cipher, Cipher]:
-    key, _ = Handshake(SESSION, SECRET, A, B).keys()
+    key, _ = BulkHandshake(SESSION, SECRET, A, B).keys()
     return Cipher(key), Cipher(key)
 
 
@@ -179,8 +179,8 @@ def test_replay_reorder_and_truncation_are_noticed(order):
 
 @encrypted
 def test_a_piece_of_the_other_direction_or_connection_is_noticed():
-    ours, theirs = Handshake(SESSION, SECRET, A, B).keys()
-    other, _ = Handshake(SESSION, SECRET, A, os.urandom(framing.NONCE)).keys()
+    ours, theirs = BulkHandshake(SESSION, SECRET, A, B).keys()
+    other, _ = BulkHandshake(SESSION, SECRET, A, os.urandom(framing.NONCE)).keys()
     for key in (theirs, other):
         with pytest.raises(RemoteWireError):
             opened(Cipher(ours), HEADERS[0], sealed(Cipher(key), HEADERS[0], bytes(100)))

@@ -12,7 +12,7 @@ from bulk_kit import MIB, Pair, array, eventually
 
 from rlinf_actors.net import bulk_framing as framing
 from rlinf_actors.net import bulk_handshake
-from rlinf_actors.net.bulk_framing import Handshake
+from rlinf_actors.net.bulk_framing import BulkHandshake
 from rlinf_actors.net.bulk_streams import STREAMS
 
 
@@ -38,7 +38,7 @@ async def hello(pair: Pair, session: bytes, secret: bytes, *, then: bytes = b"")
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.port)
     try:
         nonce = await reader.readexactly(framing.NONCE)
-        writer.write(Handshake(session, secret, nonce, os.urandom(framing.NONCE)).hello() + then)
+        writer.write(BulkHandshake(session, secret, nonce, os.urandom(framing.NONCE)).hello() + then)
         return await ended(reader)
     finally:
         writer.close()
@@ -96,7 +96,7 @@ async def test_a_replayed_hello_is_refused(pair):
     session, secret = await opened(pair)
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.port)
     await reader.readexactly(framing.NONCE)
-    writer.write(Handshake(session, secret, os.urandom(framing.NONCE), os.urandom(framing.NONCE)).hello())
+    writer.write(BulkHandshake(session, secret, os.urandom(framing.NONCE), os.urandom(framing.NONCE)).hello())
     assert await ended(reader) == b""
     writer.close()
 
@@ -164,6 +164,22 @@ async def test_a_process_without_the_cipher_does_not_listen(pair, monkeypatch):
     transport = bulk_handshake.BulkTransport(asyncio.get_running_loop(), True)
     assert transport.listen("127.0.0.1") == 0
     await transport.close()
+
+
+async def test_a_broken_cipher_at_either_end_leaves_all_to_the_link(pair, monkeypatch, caplog):
+    """It is installed, and does not load: no internal error, and what was announced arrives by the link."""
+
+    def broken(_key):
+        raise ImportError("libssl.so.3: cannot open shared object file")
+
+    pair.near.transport.keyed = pair.far.transport.keyed = True
+    monkeypatch.setattr(bulk_handshake, "Cipher", broken)
+    part = array(16 * MIB)
+    pair.near.send(b"x", part)
+    message = (await pair.far.until(1))[0]
+    assert bytes(message[1][0]) == bytes(part)
+    assert "cryptography does not load here" in caplog.text
+    assert not pair.far.transport.available
 
 
 async def test_of_strangers_no_more_than_a_hello_each_is_read(pair, monkeypatch):

@@ -12,14 +12,15 @@ import pytest
 from keyed_kit import Guarded, guarded
 from test_hostile import greeting
 
-from rlinf_actors.net.connection_watch import TOO_MANY, BorrowedSocket, ConnectionGuard
+from rlinf_actors.net.connection_guard import TOO_MANY, ConnectionGuard
+from rlinf_actors.net.connection_watch import BorrowedSocket
 
 FEW = 8
 
 
 @pytest.fixture
 async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rlinf_actors.net.connection_watch.PENDING", FEW)
+    monkeypatch.setattr("rlinf_actors.net.connection_guard.PENDING", FEW)
     monkeypatch.setattr("rlinf_actors.net.admission.FAIR_S", 0.0)
     with guarded() as made:
         yield made

@@ -72,3 +72,26 @@ async def test_events_and_deadlines_after_close_are_ignored():
     core.shell.handle("b")
     await asyncio.sleep(2.0)
     assert core.events == ["a"]
+
+
+async def test_long_work_lets_the_loop_run_between_its_slices(monkeypatch):
+    monkeypatch.setattr("rlinf_actors.net.daemon.SLICE_S", 0.0)  # one slice a turn
+    left, done = ["a", "b", "c"], []
+    shell = CoreShell[object, object](
+        asyncio.get_running_loop(), "a daemon", lambda event, now: [left.pop(0)] if event == "more" else [],
+        lambda: math.inf,
+        done.append, tick=TICK, stalled=lambda seconds: seconds, unfinished=lambda: bool(left), more="more",
+    )  # fmt: skip
+    shell.handle("begin")
+    seen = []
+    for _ in range(6):
+        await asyncio.sleep(0)  # other callbacks of the loop have their turn
+        seen.append(len(done))
+    assert done == ["a", "b", "c"]
+    assert seen == sorted(seen)
+    assert {1, 2} <= set(seen)
+    left.append("never")
+    shell.handle("begin")
+    shell.close()
+    await asyncio.sleep(0)
+    assert left == ["never"]

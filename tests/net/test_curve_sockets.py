@@ -13,7 +13,9 @@ from keyed_kit import Guarded, guarded
 from net_kit import Inbox
 from tcp_kit import HOST, tcp_server
 
+from rlinf_actors import compat
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.security.job import job_pair
 from rlinf_actors.security.keypair import KeyPair
@@ -117,7 +119,7 @@ async def test_key_of_another_job_is_refused(world: Guarded) -> None:
     inbox = Inbox()
     endpoint = network.listener(inbox, gate=world.gate).bind("tcp://127.0.0.1:0")
     sender = world.net(Security(pair=KeyPair.make(), head="x" * 40))
-    wrong = sender.link(endpoint, b"wrong", Inbox(), token="token of theirs")
+    wrong = sender.link(endpoint, b"wrong", Inbox(), LinkOptions(token="token of theirs"))
     wrong.send(b"no")
     await world.gate.refused.until()
     knowing = world.net(Security(pair=theirs, head=ours.public))  # with their own key, and ours as the server's
@@ -126,7 +128,7 @@ async def test_key_of_another_job_is_refused(world: Guarded) -> None:
     refused = world.gate.refused
     while (theirs.public, "127.0.0.1", "") not in refused.all:  # the wrong one comes again and again meanwhile
         await refused.until(len(refused.all) + 1)
-    right = sender.link(endpoint, b"right", Inbox(), token="token of ours")
+    right = sender.link(endpoint, b"right", Inbox(), LinkOptions(token="token of ours"))
     right.send(b"yes")
     assert (await inbox.until(1)).headers == [b"yes"]
 
@@ -209,10 +211,10 @@ async def test_job_pair_without_a_token_raises_value_error(world: Guarded) -> No
         job_pair("")
 
 
-async def test_link_to_a_stalled_server_retries_and_is_not_refused(
+async def test_link_to_a_stalled_server_stands_retries_and_is_not_refused(
     world: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlinf_actors.net.curve.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("rlinf_actors.net.curve.LISTENER_S", 0.2)
     tries: asyncio.Queue[None] = asyncio.Queue()
 
     async def silent(connection: socket.socket) -> None:
@@ -225,6 +227,9 @@ async def test_link_to_a_stalled_server_retries_and_is_not_refused(
         link.send(b"hello")
         for _ in range(3):  # two attempts failed, the third began
             await asyncio.wait_for(tries.get(), 10)
+        async with compat.timeout(10):
+            while not link.stands():  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0)
         link.close()
     assert turned_away.all == []
 

@@ -468,3 +468,27 @@ def test_head_private_selects_a_private_cluster(settings):
     assert ClusterArguments().endpoint(Settings(head="private"), 1) == ""
     with pytest.raises(ConfigError, match="none of yours runs on this machine"):
         find_head(None, Settings(head="private", heads_dir=settings.heads_dir))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_root_finds_the_head_of_the_unit_but_no_head_of_another_user(tmp_path, monkeypatch):
+    """As `rlinf-actors keys list` on the head's machine, with a head under systemd as user rlinf-head."""
+    unit, common = tmp_path / "run-head", tmp_path / "tmp"
+    settings = Settings(config_home=str(tmp_path / "config"))
+    monkeypatch.setattr(head_records, "PLACES", (str(common),))
+    monkeypatch.setattr(head_records, "OF_UNITS", (str(unit),))
+    monkeypatch.setattr(head_records, "parents", lambda settings: [])
+    monkeypatch.setattr("rlinf_actors.net.discovery.OF_HEAD_UNIT", str(unit))
+    locks = []
+    for place, port in ((common, 1), (unit, 2)):
+        place.mkdir()
+        record = HeadRecord("head", os.getpid(), time.time(), [f"tcp://127.0.0.1:{port}"])
+        path, lock = head_records._write(record, str(place))
+        os.chown(path, 61011, 61011)
+        locks.append((path, lock))
+        if place is common:
+            with pytest.raises(ConfigError, match=r"of another user runs here \(user 61011\)"):
+                find_head(None, settings)
+    assert find_head(None, settings)[0] == "tcp://127.0.0.1:2"
+    for path, lock in locks:
+        head_records._remove(path, lock)

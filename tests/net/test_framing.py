@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rlinf_actors.net.framing import BIG, FULL, pack, unpack
+import pytest
+
+from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.net.framing import BIG, FULL, MESSAGES, headers, pack, unpack
 
 
 def test_messages_of_several_chunks_arrive_in_order_and_once():
@@ -17,3 +20,16 @@ def test_messages_of_several_chunks_arrive_in_order_and_once():
             assert chunks <= len(wanted)
         assert found == wanted
     assert chunks > 1
+
+
+def test_messages_without_parts_are_read_one_by_one():
+    wanted = [bytes([n % 256]) * size for n, size in enumerate((0, 1, 31, 255, 256, 65535, 65536, *[5] * 20))]
+    for messages in (wanted, wanted[:15], [], [b"x"] * MESSAGES):
+        assert list(headers(pack([(message, ()) for message in messages])[0])) == messages
+
+
+def test_message_with_a_part_is_refused_where_none_may_be():
+    read = headers(pack([(b"first", ()), (b"second", [b"part"])])[0])
+    assert next(read) == b"first"
+    with pytest.raises(RemoteWireError):
+        next(read)

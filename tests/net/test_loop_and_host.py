@@ -15,6 +15,7 @@ import pytest
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net.host import free_port, host_key, pid_start, route_ip
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.loop import IoThread, call_threadsafe
 from rlinf_actors.net.socket_security import Security
@@ -199,7 +200,10 @@ async def test_what_is_sent_after_the_last_message_leaves_with_the_answers(kind,
     listener = network.listener(lambda peer, header, parts: listener.send(peer, b"answer"))
     listener.on_drained = lambda: listener.send(b"client", b"notice")
     link = network.link(
-        listener.bind(f"ipc://{tmp_path}/s"), b"client", lambda peer, header, parts: arrived.put_nowait(header), to="w"
+        listener.bind(f"ipc://{tmp_path}/s"),
+        b"client",
+        lambda peer, header, parts: arrived.put_nowait(header),
+        LinkOptions(to="w"),
     )
     link.send(b"question")
     assert [await asyncio.wait_for(arrived.get(), 20), arrived.get_nowait()] == [b"answer", b"notice"]

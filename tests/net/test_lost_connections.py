@@ -18,6 +18,7 @@ from rlinf_actors import compat
 from rlinf_actors.net.connection_watch import SocketMonitor
 from rlinf_actors.net.curve import SUCCEEDED
 from rlinf_actors.net.host import HeldPorts
+from rlinf_actors.net.link import LinkOptions
 
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -63,7 +64,7 @@ async def test_link_reports_a_lost_connection_and_reconnects(tcp):
     _, endpoint, inbox = tcp.listen()
     box, lost = Middlebox(int(endpoint.rpartition(":")[2])), asyncio.Event()
     async with tcp_server(box.forward) as port:
-        link = tcp.network.link(f"tcp://{HOST}:{port}", b"me", net_kit.Inbox(), on_reset=lost.set)
+        link = tcp.network.link(f"tcp://{HOST}:{port}", b"me", net_kit.Inbox(), LinkOptions(on_reset=lost.set))
         link.send(b"before")
         await inbox.until(1)
         assert not lost.is_set(), "the first connection is not reported as lost"
@@ -93,7 +94,7 @@ async def test_link_stands_while_the_kernel_has_delivered_all(tcp):
     _, endpoint, inbox = tcp.listen()
     connected = asyncio.Event()
     async with tcp_server(mute) as port:
-        link = tcp.network.link(f"tcp://{HOST}:{port}", b"me", net_kit.Inbox(), on_reset=connected.set)
+        link = tcp.network.link(f"tcp://{HOST}:{port}", b"me", net_kit.Inbox(), LinkOptions(on_reset=connected.set))
         assert not link.stands(), "not connected yet"
         link.send(b"hello")
         await inbox.until(1)
@@ -125,7 +126,7 @@ async def test_link_that_connected_to_itself_is_ended(tcp):
     with contextlib.closing(HeldPorts()) as held:
         itself = f"{HOST}:{held.hold()}"
         lost = asyncio.Event()
-        tcp.network.link(f"tcp://{itself};{itself}", b"me", net_kit.Inbox(), on_reset=lost.set)
+        tcp.network.link(f"tcp://{itself};{itself}", b"me", net_kit.Inbox(), LinkOptions(on_reset=lost.set))
         await asyncio.wait_for(lost.wait(), 20)  # the connection to itself was ended
 
 
@@ -135,7 +136,7 @@ async def test_failed_link_releases_its_descriptors(tcp, left):
     tcp.listen()  # starts libzmq's threads
     there = set(tcp.network._sockets)
     with descriptors_left(left), pytest.raises(OSError, match="ulimit -n"):
-        tcp.network.link(f"tcp://{HOST}:1", b"me", net_kit.Inbox(), on_reset=lambda: None)
+        tcp.network.link(f"tcp://{HOST}:1", b"me", net_kit.Inbox(), LinkOptions(on_reset=lambda: None))
     assert tcp.network._sockets == there
 
 

@@ -50,6 +50,14 @@ def test_head_is_reached_with_our_key_and_workers_with_their_jobs_key() -> None:
     assert Security(True, OURS, HEAD.public).proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)
 
 
+def test_links_to_many_workers_derive_the_key_pair_of_their_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    derived: list[bytes] = []
+    of_secret = KeyPair.of_secret
+    monkeypatch.setattr(KeyPair, "of_secret", lambda secret: derived.append(secret) or of_secret(secret))
+    proofs = {KEYED.proof(f"tcp://10.0.0.{n}:1", "the token of a large job") for n in range(100)}
+    assert (len(proofs), len(derived)) == (1, 1)
+
+
 def test_a_worker_has_its_jobs_pair_if_the_cluster_has_keys() -> None:
     ipc, tcp = "ipc:///run/x", "tcp://127.0.0.1:1"
     for head in (ipc, tcp):

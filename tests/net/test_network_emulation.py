@@ -12,6 +12,7 @@ import pytest
 
 from rlinf_actors.config.net_emulation_config import NetEmulationConfig
 from rlinf_actors.net.buffer_lending import MARK, _encode, _Leases
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.network_emulation import EmulatedNetwork, Postman
 from rlinf_actors.wire import frames
 
@@ -91,7 +92,7 @@ def test_postman_is_punctual_and_keeps_the_order_of_one_time():
 
 
 def test_messages_are_sent_late_and_in_order(emulated, ends):
-    link, began = emulated.link("ipc://x", b"me", None, to="actor:3"), time.monotonic()
+    link, began = emulated.link("ipc://x", b"me", None, LinkOptions(to="actor:3")), time.monotonic()
     headers = [message(size=n) for n in range(5)]
     for header in headers:
         link.send(header, [b"x" * 1000])
@@ -103,7 +104,7 @@ def test_messages_are_sent_late_and_in_order(emulated, ends):
 
 def test_links_to_other_workers_and_to_the_head_are_not_delayed(emulated, ends):
     assert emulated.link("ipc://x", b"me", None) is ends
-    emulated.link("ipc://x", b"me", None, to="rollout:0").send(message())
+    emulated.link("ipc://x", b"me", None, LinkOptions(to="rollout:0")).send(message())
     assert len(ends.sent) == 1
 
 
@@ -123,13 +124,13 @@ def test_links_to_other_workers_and_to_the_head_are_not_delayed(emulated, ends):
     ],
 )
 def test_frames_that_may_not_overtake_one_another_are_delayed(emulated, ends, frame, delayed):
-    emulated.link("ipc://x", b"me", None, to="far:0").send(frames.encode(frame))
+    emulated.link("ipc://x", b"me", None, LinkOptions(to="far:0")).send(frames.encode(frame))
     assert (ends.sent == []) is delayed
 
 
 def test_join_tells_the_listener_who_connects_and_answers_are_delayed(ends):
     client = network(ends)
-    client.link("ipc://x", b"me", None, to="far:0").send(frames.encode(JOIN))
+    client.link("ipc://x", b"me", None, LinkOptions(to="far:0")).send(frames.encode(JOIN))
     joined = ends.sent.pop()[2]
     assert frames.decode(joined) == msgspec.structs.replace(JOIN, place="env:0@0")
     served, arrived = Ends(), []
@@ -150,7 +151,7 @@ def test_join_tells_the_listener_who_connects_and_answers_are_delayed(ends):
 
 
 def test_close_with_a_linger_sends_what_is_held_and_without_drops_it(emulated, ends):
-    kept, dropped = (emulated.link("ipc://x", b"me", None, to="far:0") for _ in range(2))
+    kept, dropped = (emulated.link("ipc://x", b"me", None, LinkOptions(to="far:0")) for _ in range(2))
     for link in (kept, dropped):
         link.send(frames.encode(frames.Call(1, "a")))
         link.send(frames.encode(frames.Call(2, "b")))
@@ -169,7 +170,7 @@ def due(emulated: EmulatedNetwork) -> list[float]:
 
 def test_size_counts_parts_lent_memory_and_tensors_beside_the_message(ends):
     emulated = network(ends, crossdc_pairs=[{"src": "env:0", "dst": "actor", "delay_ms": 0, "bandwidth_mbps": 8}])
-    link = emulated.link("ipc://x", b"me", None, to="actor:0")
+    link = emulated.link("ipc://x", b"me", None, LinkOptions(to="actor:0"))
     transfer = frames.TensorTransfer(1, 1, [])
     beside = frames.encode(frames.UserMessage(1, 0, "env:0", "w", "", 30_000_000, transfer))
     lent = MARK + _encode(_Leases(True, False, [(1, 7, 0, 20_000_000)], message()))
@@ -183,7 +184,7 @@ def test_broadcast_to_several_workers_uses_the_bandwidth_once(ends):
     pairs = [{"src": "env:0", "dst": "actor", "delay_ms": 0}]
     groups = [{"members": ["env:0"], "bandwidth_mbps": 8}]
     emulated = network(ends, crossdc_pairs=pairs, bandwidth_groups=groups)
-    links = [emulated.link("ipc://x", b"me", None, to=f"actor:{rank}") for rank in range(3)]
+    links = [emulated.link("ipc://x", b"me", None, LinkOptions(to=f"actor:{rank}")) for rank in range(3)]
     for _ in range(2):
         for link in links:
             link.send(message("tree"), [b"", bytes(10_000_000)])

@@ -41,6 +41,21 @@ async def test_a_machine_that_does_not_answer_is_silent(listener):
         assert await check(endpoint(listener), 0.05) is Reachability.SILENT
 
 
+async def test_a_process_without_cpu_takes_no_listener_for_silent(listener):
+    """The time is over before the event loop has noticed the connection, which the kernel made at once."""
+    listener.listen(1)
+    assert await check(endpoint(listener), 0.0) is Reachability.LISTENS
+
+
+async def test_a_process_without_cpu_takes_no_refusal_for_silence(listener):
+    assert await check(endpoint(listener), 0.0) is Reachability.REFUSED
+
+
+async def test_the_address_of_a_name_is_checked(listener):
+    listener.listen(1)
+    assert await check(endpoint(listener).replace("127.0.0.1", "localhost")) is Reachability.LISTENS
+
+
 async def test_check_without_free_descriptors_reports_no_silence(listener, caplog):
     with descriptors_left(0):
         assert await check(endpoint(listener)) is Reachability.LISTENS

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from rlinf_actors import errors
+from rlinf_actors.net import rpc
 from rlinf_actors.net.rpc import ControlClient, ControlServer, refusal
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.agent_messages import Beat, Goodbye
@@ -250,7 +251,7 @@ async def test_request_that_a_busy_head_has_received_is_sent_once(ends, monkeypa
 
     asking = asyncio.ensure_future(ask())
     peer, request = await head.next()
-    assert "has received GetStatus, but not answered yet" in await asyncio.wait_for(waited.get(), 10)
+    assert "stands, but GetStatus is not answered yet" in await asyncio.wait_for(waited.get(), 10)
     await asyncio.wait_for(waited.get(), 10)
     head.server.reply(peer, request.id, Done())
     assert await asking == Done()
@@ -258,6 +259,31 @@ async def test_request_that_a_busy_head_has_received_is_sent_once(ends, monkeypa
     stands.clear()
     with pytest.raises(errors.ClusterTimeoutError, match=r"did not answer GetStatus within 0\.05 s"):
         await ask()
+
+
+async def test_the_wait_for_a_head_that_has_received_a_request_ends(ends, monkeypatch):
+    """The kernel may keep a connection that libzmq no longer reads."""
+    _, client, _ = ends
+    monkeypatch.setattr(type(client._link), "stands", lambda link: True)
+    monkeypatch.setattr(rpc, "ANSWER_S", 0.1)
+    with pytest.raises(errors.ClusterTimeoutError, match="did not answer GetStatus"):
+        await client.request(GetStatus(""), 0.05, on_waiting=lambda text: None)
+
+
+async def test_replaced_connection_that_comes_late_does_not_silence_its_successor(ends, wire):
+    """If a head starts meanwhile, it may accept the older connection last."""
+    head, client, _ = ends
+    client.reopen(b"driver:1#2")
+    client.notify(Beat("new"))
+    assert await head.next() == (b"driver:1#2", Notice(Beat("new")))
+    late = wire.network.link(head.endpoint, b"driver:1", lambda *message: None)
+    late.send(control_codec.encode(Notice(Beat("late"))))
+    assert await head.next() == (b"driver:1", Notice(Beat("late")))
+    asking = asyncio.create_task(client.request(GetStatus("")))
+    peer, request = await head.next()
+    head.server.reply(peer, request.id, Done())
+    assert await asking == Done()
+    late.close()
 
 
 async def test_messages_of_a_replaced_connection_are_dropped_unread(ends):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import os
 import subprocess
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from rlinf_actors.net import shared_budgets
-from rlinf_actors.net.budget_memory import place
+from rlinf_actors.net.budget_memory import Place, inherited, make
 from rlinf_actors.net.shared_budgets import FORGET_S, SharedBudgets
 
 CHILD = """
@@ -22,6 +23,12 @@ stage = SharedBudgets(tuple(map(int, sys.argv[1:5])), "job")("0 up", 1e6)
 now = float(sys.argv[5])
 print([stage.carry((now, now), 1_000_000)[1] - now for _ in range(int(sys.argv[6]))][-1])
 """
+
+
+@functools.cache
+def place() -> Place:
+    """The memory that this module's tests share, as the workers of a user do."""
+    return make()
 
 
 def stage(namespace="job", name="0 up", rate=1e6):
@@ -42,6 +49,15 @@ def test_processes_share_one_bandwidth():
     last = [float(child.communicate()[0]) for child in children]
     assert max(last) == pytest.approx(1501.0), "no transfer was lost between three processes"
     assert took(stage("job"), now) == pytest.approx(1502.0)
+
+
+def test_a_keeper_that_passed_no_memory_on_leaves_none_inherited():
+    _, fd, device, inode = place()
+    assert inherited(fd, device, inode) == (fd, device, inode)
+    with open(os.devnull) as other:
+        assert inherited(other.fileno(), device, inode) == (-1, 0, 0)
+        closed = other.fileno()
+    assert inherited(closed, device, inode) == (-1, 0, 0)
 
 
 def test_jobs_groups_and_directions_are_apart():

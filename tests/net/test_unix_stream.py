@@ -11,6 +11,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import net_kit
 import pytest
@@ -18,18 +20,48 @@ from descriptor_kit import descriptors_left
 from stream_kit import World, chunk, closed, descriptors, until, world
 
 from rlinf_actors import forks
-from rlinf_actors.net import framing, stream_framing, stream_strangers, unix_stream
+from rlinf_actors.net import (
+    framing,
+    reading,
+    reading_queues,
+    stream_framing,
+    stream_socket,
+    stream_strangers,
+    unix_stream,
+)
 from rlinf_actors.net.descriptors import descriptor_of, part_of
+from rlinf_actors.net.framing import pack
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.local_network import LocalNetwork
+from rlinf_actors.net.stream_framing import prefix
 from rlinf_actors.net.stream_strangers import PENDING
-from rlinf_actors.net.unix_stream import HELLO, STRANGER, StreamLink
+from rlinf_actors.net.unix_stream import HELLO, STRANGER, StreamLink, path_of
 from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.wire import frames
 
 
 @pytest.fixture
 async def streams(short_dir, rlinf_leak_check):
     async with world(short_dir) as made:
         yield made
+
+
+# --- bursts ---
+
+
+async def test_calls_and_results_that_wait_together_are_one_message(streams: World) -> None:
+    link, answers = streams.link()
+    link.send(b"first")
+    for n in range(3):
+        link.queue(frames.Call(n, "step"), ())
+    link.send(b"last")
+    await streams.heard.until(3)
+    assert streams.heard.headers == [b"first", frames.encode(frames.Calls([0, 1, 2], "step")), b"last"]
+    for n in range(3):
+        assert streams.listener.queue(b"me", frames.Ok(n, 0.5), ())
+    await answers.until(1)
+    assert answers.headers == [frames.encode(frames.Oks([0, 1, 2], [0.5, 0.5, 0.5]))]
+    assert not streams.listener.queue(b"unknown", frames.Ok(1), ())
 
 
 # --- who connects ---
@@ -39,7 +71,7 @@ async def test_worker_without_a_stream_is_reached_by_zeromq(streams: World, shor
     old = ZmqNetwork(asyncio.get_running_loop())
     heard = net_kit.Inbox()
     endpoint = old.listener(heard).bind(f"ipc://{short_dir}/old")
-    link = streams.network.link(endpoint, b"me", net_kit.Inbox(), to="g:0")
+    link = streams.network.link(endpoint, b"me", net_kit.Inbox(), LinkOptions(to="g:0"))
     assert not isinstance(link, StreamLink)
     link.send(b"hello")
     await heard.until(1)
@@ -49,7 +81,7 @@ async def test_worker_without_a_stream_is_reached_by_zeromq(streams: World, shor
 async def test_process_without_streams_reaches_a_worker_by_zeromq(streams: World) -> None:
     old = ZmqNetwork(asyncio.get_running_loop())
     answers = net_kit.Inbox()
-    old.link(streams.endpoint, b"old", answers, to="g:0").send(b"hello")
+    old.link(streams.endpoint, b"old", answers, LinkOptions(to="g:0")).send(b"hello")
     await streams.heard.until(1)
     streams.listener.send(b"old", b"welcome")
     await answers.until(1)
@@ -61,7 +93,7 @@ async def test_path_too_long_for_a_socket_leaves_zeromq(short_dir: str, caplog, 
     name = "n" * (106 - len(short_dir))
     endpoint = network.listener(heard).bind(f"ipc://{short_dir}/{name}")
     assert "reach this one by ZeroMQ" in caplog.text
-    network.link(endpoint, b"me", net_kit.Inbox(), to="g:0").send(b"hello")
+    network.link(endpoint, b"me", net_kit.Inbox(), LinkOptions(to="g:0")).send(b"hello")
     await heard.until(1)
     network.close()
 
@@ -91,7 +123,7 @@ async def test_another_user_is_cut_off_on_both_sides(streams: World, monkeypatch
     stranger = streams.stranger(b"me")
     assert await closed(stranger)
     streams.network.link(
-        streams.endpoint, b"me", net_kit.Inbox(), to="g:0", on_rejected=lambda *why: rejected.append(why)
+        streams.endpoint, b"me", net_kit.Inbox(), LinkOptions(to="g:0", on_rejected=lambda *why: rejected.append(why))
     )
     await until(lambda: rejected)
     assert rejected == [("a process of another user listens there", True)]
@@ -170,7 +202,7 @@ async def test_strangers_that_never_join_are_bounded_and_end(streams: World, mon
 async def test_joins_that_come_while_the_listeners_loop_stands_still_are_in_time(streams: World, monkeypatch) -> None:
     monkeypatch.setattr(stream_strangers, "HANDSHAKE_S", 0.1)
     link, _ = streams.link(join=False)
-    await until(lambda: b"me" in streams.listener._streams)
+    await until(lambda: b"me" in streams.listener._streams.peers)
     link.send(net_kit.JOIN, now=True)
     time.sleep(0.8)  # noqa: ASYNC251 - the loop stands still
     link.send(b"1")
@@ -240,7 +272,7 @@ async def test_listener_without_descriptors_accepts_later(streams: World, monkey
 
 async def test_reconnected_link_replaces_its_connection(streams: World) -> None:
     first = streams.stranger(b"me")
-    await until(lambda: b"me" in streams.listener._streams)
+    await until(lambda: b"me" in streams.listener._streams.peers)
     _, answers = streams.link(b"me")
     assert await closed(first)
     streams.listener.send(b"me", b"for the second")
@@ -295,8 +327,8 @@ async def test_connection_to_a_process_that_is_ending_is_no_reset(streams: World
 
 async def test_malformed_answer_ends_the_link_s_connection(streams: World) -> None:
     streams.link()
-    await until(lambda: b"me" in streams.listener._streams)
-    streams.listener._streams._peers[b"me"].socket.send(b"no chunk at all")
+    await until(lambda: b"me" in streams.listener._streams.peers)
+    streams.listener._streams.peers[b"me"].socket.send(b"no chunk at all")
     await until(lambda: streams.resets == 1)
 
 
@@ -322,7 +354,7 @@ async def test_connection_that_cannot_send_ends_and_reports_it(streams: World, s
     link, _ = streams.link()
     link.send(b"1")
     await streams.heard.until(1)
-    connection = streams.listener._streams._peers[b"me"] if from_listener else link._connection
+    connection = streams.listener._streams.peers[b"me"] if from_listener else link._connection
     connection.socket = Broken(connection.socket)
     if from_listener:
         streams.listener.send(b"me", b"lost", [bytes(size)], now=True)
@@ -367,16 +399,16 @@ async def test_data_before_the_end_of_a_process_arrives(streams: World) -> None:
 
 async def test_peer_that_does_not_read_blocks_nobody(streams: World) -> None:
     slow = streams.stranger(b"slow")
-    await until(lambda: b"slow" in streams.listener._streams)
+    await until(lambda: b"slow" in streams.listener._streams.peers)
     _, answers = streams.link(b"quick")
-    await until(lambda: b"quick" in streams.listener._streams)
+    await until(lambda: b"quick" in streams.listener._streams.peers)
     for n in range(300):
         streams.listener.send(b"slow", b"%d" % n, [bytes(30_000)], now=True)
     streams.listener.send(b"quick", b"hello", now=True)
     await answers.until(1)
-    assert streams.listener._streams._peers[b"slow"].unsent
+    assert streams.listener._streams.peers[b"slow"].unsent
     slow.close()
-    await until(lambda: b"slow" not in streams.listener._streams)
+    await until(lambda: b"slow" not in streams.listener._streams.peers)
 
 
 async def test_messages_to_a_slow_peer_arrive_in_order_and_whole(streams: World) -> None:
@@ -401,13 +433,22 @@ async def test_thousands_of_large_parts_fit_into_one_message(streams: World) -> 
 
 async def test_close_sends_what_waits_within_the_linger_time(streams: World) -> None:
     slow = streams.stranger(b"slow")
-    await until(lambda: b"slow" in streams.listener._streams)
+    await until(lambda: b"slow" in streams.listener._streams.peers)
     for _ in range(50):
         streams.listener.send(b"slow", b"x", [bytes(100_000)])
     reading = asyncio.create_task(asyncio.to_thread(read_all, slow))
     await asyncio.to_thread(lambda: None)
     streams.listener.close(5000)
     assert await reading > 5_000_000
+
+
+async def test_close_does_not_hold_the_lock_while_it_waits(streams: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    monkeypatch.setattr(
+        stream_socket, "send_rest", lambda *_: held.append(streams.listener._streams._lock.locked()), raising=True
+    )
+    streams.listener.close(10)
+    assert held == [False]
 
 
 def read_all(stream: socket.socket) -> int:
@@ -426,7 +467,7 @@ async def test_descriptor_arrives_with_its_message(streams: World) -> None:
     got: list = []
     listener = streams.network.listener(lambda peer, header, parts: got.append((header, parts)))
     listener.bind(streams.endpoint + "2")
-    link = streams.network.link(streams.endpoint + "2", b"me", net_kit.Inbox(), to="g:0")
+    link = streams.network.link(streams.endpoint + "2", b"me", net_kit.Inbox(), LinkOptions(to="g:0"))
     before = descriptors()
     read, write = os.pipe()
     link.send(b"first", [b"a"])
@@ -463,7 +504,7 @@ async def test_descriptor_that_nobody_takes_is_closed(streams: World) -> None:
 async def test_receiver_without_descriptors_finds_an_empty_part(streams: World) -> None:
     got: list = []
     streams.network.listener(lambda peer, header, parts: got.append(parts)).bind(streams.endpoint + "2")
-    link = streams.network.link(streams.endpoint + "2", b"me", net_kit.Inbox(), to="g:0")
+    link = streams.network.link(streams.endpoint + "2", b"me", net_kit.Inbox(), LinkOptions(to="g:0"))
     link.send(b"x", [b"y"])
     await until(lambda: got)
     part = part_of(os.open("/dev/null", os.O_RDONLY))
@@ -485,7 +526,7 @@ async def test_forked_child_never_writes_and_keeps_no_connection(streams: World)
     if not pid:
         link.send(b"of the child", now=True)
         streams.listener.send(b"me", b"of the child", now=True)
-        os._exit(0 if forks.generation() == 1 and link._connection.socket.fileno() < 0 else 1)
+        os._exit(0 if forks.generation == 1 and link._connection.socket.fileno() < 0 else 1)
     _, status = await asyncio.to_thread(os.waitpid, pid, 0)
     assert status == 0
     link.send(b"2", now=True)
@@ -498,35 +539,120 @@ async def test_descriptors_are_not_inherited_by_programs(streams: World) -> None
     link.send(b"1")
     await streams.heard.until(1)
     server = streams.listener._streams
-    sockets = [link._connection.socket, server._peers[b"me"].socket, server._listening[0][0]]
+    sockets = [link._connection.socket, server.peers[b"me"].socket, server._listening[0][0]]
     assert not any(os.get_inheritable(stream.fileno()) for stream in sockets)
 
 
 # --- many threads ---
 
 
+@pytest.mark.parametrize("another", [False, True])
+async def test_long_message_right_behind_a_join_waits_until_the_loop_has_admitted_its_sender(
+    streams: World, monkeypatch: pytest.MonkeyPatch, another: bool
+) -> None:
+    """A thread that waits reads both, while the loop stands still: it alone admits. The sender is read on although
+    *another* message waits for the loop then.
+    """
+    monkeypatch.setattr(reading, "threads_read", True)
+    network, endpoint, heard = streams.network, streams.endpoint + "joins", net_kit.Inbox()
+
+    def on_loop(peer: bytes, header: bytes, parts: list) -> None:
+        if header == net_kit.JOIN:
+            listener.admit(peer)
+        else:
+            heard(peer, header, parts)
+
+    listener = network.listener(on_loop, on_any_thread=lambda *message: False)
+    listener.bind(endpoint)
+    again = network.reading.again
+
+    def read_behind_another(read: Any) -> None:
+        monkeypatch.setattr(network.reading, "again", again)
+        listener._streams._for_loop.append(lambda: None)
+        read(True)
+
+    if another:
+        monkeypatch.setattr(network.reading, "again", read_behind_another)
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as stream:
+        stream.connect(path_of(endpoint))
+        stream.sendall(chunk(HELLO + b"me"))
+        await until(lambda: b"me" in listener._streams.peers)
+        data = b""
+        for header, parts in ((net_kit.JOIN, []), (b"long", [b"x" * STRANGER]), (b"last", [])):
+            records, big, _ = pack([(header, parts)], 0)
+            data += prefix(records, big) + records + b"".join(big)
+
+        def read() -> None:
+            assert network.reading.take(read)
+            stream.sendall(data)
+            network.reading.wait(lambda: bool(listener._streams._for_loop.waiting), 10)
+            network.reading.leave(read)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        reader.join(10)  # the loop stands still
+        await heard.until(2)
+    assert heard.headers == [b"long", b"last"]
+    listener.close()
+
+
+async def test_who_has_joined_is_read_on_although_some_message_always_waits_for_the_loop(
+    streams: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "threads_read", True)
+    network, endpoint, heard = streams.network, streams.endpoint + "flood", net_kit.Inbox()
+
+    def on_loop(peer: bytes, header: bytes, parts: list) -> None:
+        if header == net_kit.JOIN:
+            listener.admit(peer)
+        else:
+            heard(peer, header, parts)
+
+    listener = network.listener(on_loop, on_any_thread=lambda *message: False)
+    listener.bind(endpoint)
+    waiting = listener._streams._for_loop
+
+    def flood() -> None:
+        if not heard.messages:
+            waiting.append(flood)
+
+    waiting.append(flood)
+    link = network.link(endpoint, b"me", net_kit.Inbox(), LinkOptions(to="g:0"))
+    link.send(net_kit.JOIN, now=True)
+    link.send(b"first")
+    await heard.until(1)
+    assert heard.headers == [b"first"]
+    listener.close()
+
+
 @pytest.mark.parametrize("seed", range(4))
-async def test_threads_send_in_order_when_streams_are_full(streams: World, seed: int) -> None:
+async def test_threads_send_in_order_whoever_reads(streams: World, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread's messages arrive whole and in its order, however full the streams are."""
+    monkeypatch.setattr(reading, "threads_read", True)
     choose = random.Random(seed)
     got: dict[bytes, list[int]] = {}
 
-    def arrived(peer: bytes, header: bytes, parts: list) -> None:
+    def anywhere(peer: bytes, header: bytes, parts: list) -> bool:
+        if header[:1] == b"l" and threading.current_thread() is not threading.main_thread():
+            return False  # as a message that only the loop may handle
         got.setdefault(header.partition(b" ")[0], []).append(int(header.partition(b" ")[2]))
         assert all(part == bytes([len(part) % 251]) * len(part) for part in parts)
+        return True
 
-    def joined(peer: bytes, header: bytes, parts: list) -> None:
+    def on_loop(peer: bytes, header: bytes, parts: list) -> None:
         if header != net_kit.JOIN:
-            arrived(peer, header, parts)
+            anywhere(peer, header, parts)
         listener.admit(peer)
 
     network, endpoint, count = streams.network, streams.endpoint + "many", 300
-    listener = network.listener(joined)
+    listener = network.listener(on_loop)
     listener.bind(endpoint)
-    links = [network.link(endpoint, b"%d" % n, arrived, to="g:0") for n in range(2)]
+    links = [
+        network.link(endpoint, b"%d" % n, anywhere, LinkOptions(to="g:0", on_any_thread=anywhere)) for n in range(2)
+    ]
     for link in links:
         link.send(net_kit.JOIN, now=True)
-    await until(lambda: all(b"%d" % n in listener._streams for n in range(2)))
+    await until(lambda: all(b"%d" % n in listener._streams.peers for n in range(2)))
     plans = [[(choose.choice((0, 10, 20_000, 90_000)), choose.random() < 0.5) for _ in range(count)] for _ in range(6)]
 
     def send(name: int) -> None:
@@ -537,13 +663,141 @@ async def test_threads_send_in_order_when_streams_are_full(streams: World, seed:
             else:
                 listener.send(b"%d" % (name % 2), header, parts, now=now)
 
-    threads = [threading.Thread(target=send, args=(name,)) for name in range(6)]
+    def read() -> None:
+        """Read in place of the loop, now and then."""
+        while not done.is_set():
+            assert network.reading.take(read)
+            network.reading.wait(lambda: False, 0.003)
+            network.reading.leave(read)
+
+    done = threading.Event()
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(6)] + [threading.Thread(target=read)]
     for thread in threads:
         thread.start()
     try:
         await until(lambda: sum(map(len, got.values())) == 6 * count)
     finally:
+        done.set()
         for thread in threads:
             await asyncio.to_thread(thread.join)
     assert all(numbers == list(range(count)) for numbers in got.values())
     assert len(got) == 6
+
+
+async def test_flush_that_finds_a_thread_sending_leaves_the_rest_to_it(streams: World, monkeypatch) -> None:
+    link, _ = streams.link()
+    turns: list[Callable[[], object]] = []
+    write = link._write
+
+    def sending(peer: bytes, messages: list) -> None:
+        if messages[0][0] == b"1":
+            link.send(b"2")  # another thread, while this one sends
+            turns.pop()()  # the flush on the loop
+        write(peer, messages)
+
+    monkeypatch.setattr(link, "_wake", turns.append)
+    monkeypatch.setattr(link, "_write", sending)
+    link.send(b"1", [bytes(framing.BIG)], now=True)
+    turns.pop()()
+    await streams.heard.until(2)
+    assert streams.heard.headers == [b"1", b"2"]
+    assert not turns
+
+
+async def test_thread_that_reads_leaves_its_answers_to_a_loop_that_sends(streams: World, monkeypatch) -> None:
+    """What a handler queues while the loop sends the rest of a large message leaves afterwards."""
+    monkeypatch.setattr(reading, "threads_read", True)
+    network, endpoint = streams.network, streams.endpoint + "busy"
+    waiting: list[threading.Thread] = []
+    flushed = threading.Event()
+
+    def answer(peer: bytes, header: bytes, parts: list) -> bool:
+        listener.admit(peer)
+        if threading.current_thread() in waiting:
+            listener.send(peer, b"answer")
+            return True
+        return False
+
+    listener, answers = network.listener(answer, on_any_thread=answer), net_kit.Inbox()
+    listener.bind(endpoint)
+    server = listener._streams
+    link = network.link(endpoint, b"me", answers, LinkOptions(to="g:0"))
+    link.send(net_kit.JOIN, now=True)
+    await until(lambda: b"me" in server.peers and server.peers[b"me"].joined)
+
+    def read() -> None:
+        assert network.reading.take(read)
+        network.reading.wait(flushed.is_set, 5)
+        network.reading.leave(read)
+
+    flush, rest = server._flush, server.peers[b"me"].flush
+
+    def sending() -> bool:
+        if not waiting:
+            waiting.append(threading.Thread(target=read))
+            waiting[0].start()
+            link.send(b"ask", now=True)
+            assert flushed.wait(5)
+        return rest()
+
+    def flushing() -> None:
+        flush()
+        if threading.current_thread() in waiting:
+            flushed.set()
+            network.reading.ring()
+
+    monkeypatch.setattr(server.peers[b"me"], "flush", sending)
+    monkeypatch.setattr(server, "_flush", flushing)
+    server._start_writing(server.peers[b"me"])  # the kernel's buffer was full, and has room now
+    await answers.until(1)
+    assert answers.headers == [b"answer"]
+    await asyncio.to_thread(waiting[0].join)
+
+
+async def test_end_of_a_stream_is_told_behind_its_last_message(streams: World, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "threads_read", True)
+    network, endpoint, count = streams.network, streams.endpoint + "end", 3 * reading_queues.TURN
+    told: list[object] = []
+
+    def handle(peer: bytes, header: bytes, parts: list) -> None:
+        listener.admit(peer)
+        told.append(header)
+
+    listener = network.listener(handle, on_any_thread=lambda *_: False)  # all of it is for the loop
+    listener.on_ended = lambda peer: told.append("the end")
+    listener.bind(endpoint)
+    link = network.link(endpoint, b"me", net_kit.Inbox(), LinkOptions(to="g:0"))
+    link.send(net_kit.JOIN, now=True)
+    await until(lambda: told)
+
+    def read() -> None:
+        assert network.reading.take(read)
+        network.reading.wait(lambda: b"me" not in sources(), 5)
+        network.reading.leave(read)
+
+    def sources() -> dict[bytes, object]:
+        return {c.identity: c for c in listener._streams._connections if c.fd in network.reading._sources}
+
+    thread = threading.Thread(target=read)
+    link.send(b"0")
+    for n in range(1, count):
+        link.send(b"%d" % n)
+    link._connection.end()
+    thread.start()
+    thread.join(10)  # the loop stands still: that thread has read all
+    await until(lambda: "the end" in told)
+    assert told == [net_kit.JOIN, *(b"%d" % n for n in range(count)), "the end"]
+
+
+async def test_end_of_a_closed_connection_stops_no_other(streams: World) -> None:
+    """A thread finds the end of a stream that the loop has closed meanwhile: its number may be another stream's."""
+    streams.link()
+    server = streams.listener._streams
+    await until(lambda: b"me" in server.peers and server.peers[b"me"].joined)
+    before = server.peers[b"me"]
+    stopped: list[object] = []
+    stop = server._stop_reading
+    server._stop_reading = lambda connection: (stopped.append(connection), stop(connection))
+    server._close(before)
+    server._end(before)
+    assert stopped == [before]

@@ -12,6 +12,7 @@ from tcp_kit import tcp_server
 from test_lost_connections import Middlebox
 
 from rlinf_actors.net.host import free_port
+from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_hub import HubLink, hub_takes
 from rlinf_actors.net.zmq_network import ZmqLink
@@ -104,9 +105,14 @@ async def test_lost_connection_is_reported_to_its_link_alone(hub):
     box = Middlebox(int(near.rpartition(":")[2]))
     async with tcp_server(box.forward) as port:
         link = hub.network.link(
-            f"tcp://127.0.0.1:{port}", b"me", net_kit.Inbox(), to="g:0", on_reset=lambda: (resets.append(0), lost.set())
+            f"tcp://127.0.0.1:{port}",
+            b"me",
+            net_kit.Inbox(),
+            LinkOptions(to="g:0", on_reset=lambda: (resets.append(0), lost.set())),
         )
-        other = hub.network.link(far, b"other", net_kit.Inbox(), to="g:1", on_reset=lambda: resets.append(1))
+        other = hub.network.link(
+            far, b"other", net_kit.Inbox(), LinkOptions(to="g:1", on_reset=lambda: resets.append(1))
+        )
         link.send(b"before")
         other.send(b"before")
         await inbox.until(1)
@@ -143,7 +149,9 @@ async def test_each_link_proves_the_key_of_its_own_job():
             gate = keyed_kit.ListGate()
             gate.members[pair.public] = LOCAL
             listener = world.net(Security(pair=pair, head="x" * 40)).listener(inbox, gate=gate)
-            link = sender.link(listener.bind("tcp://127.0.0.1:0"), b"me", net_kit.Inbox(), token=job, to="g:0")
+            link = sender.link(
+                listener.bind("tcp://127.0.0.1:0"), b"me", net_kit.Inbox(), LinkOptions(token=job, to="g:0")
+            )
             assert isinstance(link, HubLink)
             link.send(job.encode())
             inboxes.append(inbox)
@@ -162,9 +170,14 @@ async def test_refused_key_is_reported_to_its_link_alone():
         listener = world.net(Security(pair=theirs, head="x" * 40)).listener(inbox, gate=good)
         refused, admitted = keyed_kit.Facts(), keyed_kit.Facts()
         link = sender.link(
-            listener.bind("tcp://127.0.0.1:0"), b"me", net_kit.Inbox(), token="theirs", to="g:0", on_rejected=admitted
+            listener.bind("tcp://127.0.0.1:0"),
+            b"me",
+            net_kit.Inbox(),
+            LinkOptions(token="theirs", to="g:0", on_rejected=admitted),
         )
-        wrong = sender.link(world.endpoint, b"me", net_kit.Inbox(), token="ours", to="g:1", on_rejected=refused)
+        wrong = sender.link(
+            world.endpoint, b"me", net_kit.Inbox(), LinkOptions(token="ours", to="g:1", on_rejected=refused)
+        )
         wrong.send(b"no")
         link.send(b"yes")
         await refused.until(1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import sys
 import threading
+from functools import partial
 
 import msgspec
 import net_kit
@@ -12,10 +15,20 @@ import zmq
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.framing import BIG
+from rlinf_actors.net.message_socket import BATCH
 from rlinf_actors.net.socket_security import Security, is_loopback
 from rlinf_actors.net.zmq_network import ZmqNetwork
 
 OPEN = Security(insecure_test_network=True)
+
+
+@pytest.fixture
+def fast_switches():
+    """Threads take turns as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 async def test_messages_pass_in_both_directions(wire):
@@ -59,6 +72,54 @@ async def test_immediate_message_does_not_overtake_queued_ones(wire):
         listener.send(b"me", str(n).encode(), now=n % 2 == 1)
     await answers.until(6)
     assert answers.headers == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("wire", [kind for kind in net_kit.KINDS if kind != "memory"], indirect=True)
+async def test_thread_that_sends_many_messages_does_not_wait_for_the_loop(wire, monkeypatch):
+    """The loop has no turn while this test sends, as where its thread waits for the interpreter's lock."""
+    listener, endpoint, inbox = wire.listen()
+    link, answers = wire.link(endpoint)
+    link.send(b"0", now=True)
+    await inbox.until(1)
+    for socket, send, far in ((link, link.send, inbox), (listener, partial(listener.send, b"me"), answers)):
+        batches = net_kit.written(socket, monkeypatch)
+        for n in range(3 * BATCH + 2):
+            send(b"%d" % n)
+        send(b"now", now=True)
+        assert batches == [BATCH, BATCH, BATCH, 3]
+        far.messages.clear()
+        await far.until(3 * BATCH + 3)
+        assert far.headers == [*(b"%d" % n for n in range(3 * BATCH + 2)), b"now"]
+        assert batches == [BATCH, BATCH, BATCH, 3]
+
+
+@pytest.mark.parametrize("wire", [kind for kind in net_kit.KINDS if kind != "memory"], indirect=True)
+async def test_no_message_waits_for_the_next_one_of_its_thread(wire, fast_switches):
+    """Threads and the loop send and flush at the same time. Each thread sends a burst, and blocks until it is there."""
+    listener, endpoint, inbox = wire.listen()
+    link, answers = wire.link(endpoint)
+    link.send(b"0", now=True)
+    await inbox.until(1)
+    threads, late = 3, []
+    arrived = [threading.Semaphore(0) for _ in range(threads)]
+    answers.arrived = lambda header: arrived[int(header)].release()
+
+    def send(number: int) -> None:
+        bursts = random.Random(number)
+        for burst in range(100):
+            size = bursts.randrange(1, 3 * BATCH)
+            for _ in range(size):
+                listener.send(b"me", b"%d" % number, now=not bursts.randrange(20))
+            if not all(arrived[number].acquire(timeout=10) for _ in range(size)):
+                late.append((number, burst))
+                break
+
+    senders = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        await asyncio.to_thread(sender.join)
+    assert not late
 
 
 async def test_listener_distinguishes_its_links(wire):
@@ -129,6 +190,23 @@ async def test_closed_ends_drop_messages_and_may_be_closed_again(wire):
     listener.send(b"me", b"two")
     await asyncio.sleep(0)
     assert inbox.headers == [b"one"]
+
+
+@pytest.mark.parametrize("wire", [kind for kind in net_kit.KINDS if kind != "memory"], indirect=True)
+async def test_closed_ends_leave_the_loop_alone(wire, monkeypatch):
+    listener, endpoint, inbox = wire.listen()
+    link, _ = wire.link(endpoint)
+    link.send(b"one", now=True)
+    await inbox.until(1)
+    link.close()
+    listener.close()
+    for socket, send in ((link, link.send), (listener, partial(listener.send, b"me"))):
+        flushes = net_kit.flushes(socket, monkeypatch)
+        send(b"two", now=True)
+        send(b"three")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(flushes) <= 1
 
 
 class TestZeroMq:
@@ -218,10 +296,10 @@ class TestZeroMq:
         monkeypatch.setattr(
             socket, "_write", lambda peer, rows, write=socket._write: (chunks.append(rows), write(peer, rows))
         )
-        for n in range(100):
+        for n in range(BATCH):
             link.send(str(n).encode(), [b"a"])
-        await inbox.until(100)
-        assert [len(rows) for rows in chunks] == [100]
+        await inbox.until(BATCH)
+        assert [len(rows) for rows in chunks] == [BATCH]
 
     async def test_answers_to_one_chunk_are_sent_as_one_chunk_in_the_same_turn(self, zmq_wire, monkeypatch):
         def answer(peer, header, parts):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import netns_kit
+
+from rlinf_actors.cli import app
 
 HERE = Path(__file__).resolve().parent
 MODULES = f"{netns_kit.PROJECT}:{HERE}:{HERE.parent / 'live'}"
@@ -22,12 +27,14 @@ def environment(place: Path, name: str, **more: str) -> dict[str, str]:
     return {**clean, "PYTHONPATH": MODULES, **own, **more}
 
 
-def cli(host: netns_kit.Host, env: dict[str, str], *arguments: str) -> dict:
-    """Run `rlinf-actors` and return its output."""
-    command = host.command([sys.executable, "-m", "rlinf_actors.cli.main", *arguments, "--json"])
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def cli(env: dict[str, str], *arguments: str) -> dict:
+    """Run `rlinf-actors`, which must need no network, in this process, and return its output."""
+    out, err = io.StringIO(), io.StringIO()
+    changed = mock.patch.dict(os.environ, env, clear=True)
+    with changed, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = app.run([*arguments, "--json"])
+    assert code == 0, err.getvalue()
+    return json.loads(out.getvalue())
 
 
 def agentd(host: netns_kit.Host, place: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
@@ -44,22 +51,19 @@ def agentd(host: netns_kit.Host, place: Path, name: str, *arguments: str) -> sub
     return process
 
 
-def joined(
-    head: netns_kit.Host, host: netns_kit.Host, place: Path, address: str, name: str, rank: int
-) -> subprocess.Popen[str]:
-    """Start the agentd of an enrolled node on *host*; the caller ends it."""
+def joined(host: netns_kit.Host, place: Path, address: str, name: str, rank: int) -> subprocess.Popen[str]:
+    """Enroll a node, and start its agentd on *host*; the caller ends it."""
     run_dir = str(place / "r-head")
-    token = cli(head, environment(place, "head"), "keys", "enroll", name, "--address", address, "--head", run_dir)
-    cli(host, environment(place, name), "keys", "join", token["token"])
-    return agentd(host, place, name, "--connect", address, "--node-rank", str(rank))
+    made = cli(environment(place, "head"), "keys", "enroll", name, "--address", address, "--head", run_dir)
+    return agentd(host, place, name, "--connect", address, "--node-rank", str(rank), "--token", made["token"])
 
 
 def two_nodes(head: netns_kit.Host, far: netns_kit.Host, place: Path, address: str) -> list[subprocess.Popen[str]]:
     """Start a head with a node at *address*, and a node "far"; the caller ends both."""
-    cli(head, environment(place, "head"), "keys", "init")
+    cli(environment(place, "head"), "keys", "init")
     first = agentd(head, place, "head", "--head", "--listen", address, "--node-rank", "0")
     try:
-        return [first, joined(head, far, place, address, "far", 1)]
+        return [first, joined(far, place, address, "far", 1)]
     except BaseException:
         first.terminate()
         first.wait(30)

@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -15,14 +17,45 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinf_actors import procfs
+
 PROJECT = Path(__file__).resolve().parents[2]
+
+
+NAMED = Path("/run/netns")
+"""Where `ip netns` keeps the names."""
+_OWNED = re.compile(r"rla(\d+)-(\d+)-")
+
+
+def _owned() -> str:
+    """Return the begin of a name that tells whose it is: this process, with its start time."""
+    me = os.getpid()
+    return f"rla{me}-{procfs.stat_of(me).started}-{uuid.uuid4().hex[:5]}"
+
+
+def sweep() -> None:
+    """Remove the namespaces of test runs that were killed, and kill the processes that run in them."""
+    for name in os.listdir(NAMED) if NAMED.exists() else ():
+        owner = _OWNED.match(name)
+        if owner is None or _runs(int(owner[1]), int(owner[2])):
+            continue
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        for pid in inside.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)  # or another run does just now
+
+
+def _runs(pid: int, start: int) -> bool:
+    found = procfs.stat(pid)
+    return found is not None and found.started == start and found.state != "Z"
 
 
 def can_make_namespaces() -> bool:
     """True if this user may make network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
-    name = f"rla-try-{uuid.uuid4().hex[:6]}"
+    name = f"{_owned()}try"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
         return False
     subprocess.run(["ip", "netns", "del", name], check=True)
@@ -71,8 +104,9 @@ def wired(plan: Sequence[Mapping[str, Wire]]) -> Iterator[list[Host]]:
 
     A host's `ip` is the first address of its first interface.
     """
-    tag = uuid.uuid4().hex[:5]
-    switch = f"rla{tag}sw"
+    sweep()
+    tag = _owned()
+    switch = f"{tag}sw"
     made: list[Host] = []
     with contextlib.ExitStack() as stack:
         _ip("netns", "add", switch)
@@ -81,7 +115,7 @@ def wired(plan: Sequence[Mapping[str, Wire]]) -> Iterator[list[Host]]:
             _ip("-n", switch, "link", "add", bridge, "type", "bridge")
             _ip("-n", switch, "link", "set", bridge, "up")
         for n, wires in enumerate(plan):
-            name = f"rla{tag}n{n}"
+            name = f"{tag}n{n}"
             _ip("netns", "add", name)
             stack.callback(_ip, "netns", "del", name)
             for number, (interface, (bridge, addresses)) in enumerate(wires.items()):

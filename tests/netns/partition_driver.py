@@ -2,7 +2,7 @@
 
 The names: `launch(group, nodes)` gives the workers' process ids, `group(name)` the group; `start(name, result)` keeps a
 result, `end(name)` waits for it; `first(name, stream)` keeps a stream and gives its first item, `rest(name)` those
-behind it.
+behind it; `define(source)` runs definitions of a test here.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ def end(name: str) -> Any:
 def first(name: str, stream: Any) -> Any:
     streams[name] = iter(stream)
     return next(streams[name])
+
+
+def define(source: str) -> None:
+    exec(source, globals())
 
 
 def rest(name: str) -> list[Any]:

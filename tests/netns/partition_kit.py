@@ -117,6 +117,13 @@ class Site:
 
         return made()
 
+    def kill_head(self) -> None:
+        """Kill the first node's agentd, and with it the head, and start them again."""
+        self.agents[0].kill()
+        self.agents[0].wait(30)
+        env = {**os.environ, "PYTHONPATH": str(netns_kit.PROJECT), "MARK": self.hosts[0].namespace}
+        self.agents[0] = subprocess.Popen(self.agents[0].args, env=env, stdin=subprocess.DEVNULL, text=True)
+
     def until(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Wait for the next event of this kind with these fields; skip earlier ones."""
         while True:

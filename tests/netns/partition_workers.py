@@ -27,6 +27,9 @@ class Talker(Worker):
         self._count += 1
         return self._count
 
+    def same(self, payload: bytes) -> bytes:
+        return payload
+
     def block(self) -> None:
         threading.Event().wait()
 

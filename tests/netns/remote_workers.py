@@ -34,13 +34,18 @@ class Laner(Anywhere):
         mine = torch.full((1 << 16,), float(self._rank))
         works = [self.send(mine, "laners", other, async_op=True), self.recv("laners", other, async_op=True)]
         assert [work.wait() for work in works][1][0].item() == other
-        mine_too = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
-        return [
-            "every" if address.strip("0") == "" else socket.inet_ntoa(bytes.fromhex(address)[::-1])
-            for table in ("tcp", "tcp6")
-            for address, state, inode in _rows(table)
-            if state == "0A" and f"socket:[{inode}]" in mine_too
-        ]
+        return listening()
+
+
+def listening() -> list[str]:
+    """Return the addresses on which this process listens."""
+    mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+    return [
+        "every" if address.strip("0") == "" else socket.inet_ntoa(bytes.fromhex(address)[::-1])
+        for table in ("tcp", "tcp6")
+        for address, state, inode in _rows(table)
+        if state == "0A" and f"socket:[{inode}]" in mine
+    ]
 
 
 def _is_open(fd: str) -> bool:
@@ -65,5 +70,9 @@ class Reducer(Anywhere):
         dist.init_process_group("gloo")
         total = torch.tensor([float(self._rank + 1)])
         dist.all_reduce(total)
+        self._listened = listening()
         dist.destroy_process_group()
         return float(total.item())
+
+    def listened(self) -> list[str]:
+        return self._listened

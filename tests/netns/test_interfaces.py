@@ -36,6 +36,8 @@ PLAN: list[dict[str, netns_kit.Wire]] = [
     },
     # The way to the head is its only one.
     {"eth0": ("shared", ["10.213.8.3/24"])},
+    # A stranger, with no agentd.
+    {"eth0": ("shared", ["10.213.8.66/24"])},
 ]
 ADDRESS = "10.213.8.101:6399"
 
@@ -61,6 +63,7 @@ DRIVER = """
             "alone": alone.about().wait(60),
             "chosen": chosen.about().wait(60),
             "sums": group.all_reduce().wait(120),
+            "users": group.listened().wait(),
         }
     print("RESULT " + json.dumps(result))
 """
@@ -88,17 +91,57 @@ def on(host: netns_kit.Host, *command: str, head: str = ADDRESS) -> str:
     return done.stdout
 
 
+LISTENER = """
+    import socket, sys
+    with socket.create_server(("10.213.8.2", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        sys.stdin.read()
+"""
+
+
+def close_to_strangers(network: list[netns_kit.Host], place: Path) -> dict[str, bool]:
+    """Load the rules of `units print --firewall` on all nodes. Return who can connect to what, before and after.
+
+    A listener on a port that the kernel chose stands for a worker and for gloo, which choose theirs in the same way.
+    """
+    head, node, _, stranger = network
+    program = [sys.executable, "-c", textwrap.dedent(LISTENER)]
+    with subprocess.Popen(node.command(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdout is not None
+        address = f"10.213.8.2:{listener.stdout.readline().strip()}"
+        on(head, "-c", "from rlinf_actors import Cluster; Cluster(num_nodes=3, timeout=60).shutdown()")
+        before = connects(stranger, address) and connects(stranger, ADDRESS)
+        rules = place / "rlinf.nft"
+        rules.write_text(on(head, "-m", "rlinf_actors.cli.main", "units", "print", "--firewall"))
+        for host in network[:3]:
+            subprocess.run(host.command(["nft", "-c", "-f", str(rules)]), check=True)
+            subprocess.run(host.command(["nft", "-f", str(rules)]), check=True)
+            subprocess.run(host.command(["nft", "-f", str(rules)]), check=True)  # replaces itself
+        found = {"head": connects(stranger, ADDRESS), "worker": connects(stranger, address)}
+        return {"before": before, **found, "node": connects(head, address) and connects(node, ADDRESS)}
+
+
+def connects(host: netns_kit.Host, address: str) -> bool:
+    """True if a TCP connection from *host* to *address* is made within a second: what is dropped never is."""
+    ip, _, port = address.partition(":")
+    program = f"import socket; socket.create_connection(({ip!r}, {port}), 1)"
+    done = subprocess.run(host.command([sys.executable, "-c", program]), capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "timed out" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
 def test_collectives_use_the_interface_towards_the_head(network: list[netns_kit.Host], tmp_path: Path) -> None:
     agents = [
         netns_kit.agentd(
             host, tmp_path / f"n{rank}", [sys.prefix], "--node-rank", str(rank),
             *(["--head", "--listen", ADDRESS] if rank == 0 else ["--connect", ADDRESS]),
         )
-        for rank, host in enumerate(network)
+        for rank, host in enumerate(network[:3])
     ]  # fmt: skip
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
     try:
+        closed = [close_to_strangers(network, tmp_path)] if shutil.which("nft") else []
         out = on(network[0], str(script))
         listed = on(network[0], "-m", "rlinf_actors.cli.main", "nodes")
         nodes = json.loads(on(network[0], "-m", "rlinf_actors.cli.main", "nodes", "--json"))
@@ -107,6 +150,7 @@ def test_collectives_use_the_interface_towards_the_head(network: list[netns_kit.
             agent.terminate()
         codes = [agent.wait(30) for agent in agents]
     assert codes == [0, 0, 0]
+    assert closed in ([], [{"before": True, "head": False, "worker": False, "node": True}])
     result = json.loads(next(line for line in out.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
     assert result["ips"] == ["10.213.8.101", "10.213.8.2", "10.213.8.3"]
     assert [told["env"]["GLOO_SOCKET_IFNAME"] for told in result["told"]] == ["fabric", "net7"]
@@ -117,6 +161,8 @@ def test_collectives_use_the_interface_towards_the_head(network: list[netns_kit.
     assert first <= {"10.213.8.1", "10.213.8.101"}
     assert second == {"10.213.8.2"}
     assert len(result["listening"][0]) > 1, "more than the worker's own"
+    # users' groups: the store on MASTER_ADDR, gloo on the first address of the interface that its variable names
+    assert [set(addresses) for addresses in result["users"]] == [{"10.213.8.1", "10.213.8.101"}, {"10.213.8.2"}]
     assert result["alone"][0]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
     assert result["chosen"][0]["env"]["GLOO_SOCKET_IFNAME"] == "eth1"
     assert [(node["ip"], node["interface"]) for node in nodes] == [

@@ -191,7 +191,7 @@ def test_idle_connections_of_another_machine_do_not_keep_nodes_from_joining(
         before = peaks_begin(scene.targets)
         idle = scene.strange("idle", count, scene.tcp)
         assert idle.hear() == {"idle": count * len(scene.tcp)}
-        late = joined(scene.head, host, scene.place, scene.address, name, rank)
+        late = joined(host, scene.place, scene.address, name, rank)
         late.terminate()
         late.wait(30)
         grown = scene.grown(before)

@@ -29,6 +29,8 @@ def groups(tree: ast.AST) -> set[str]:
 
 
 def bare(source: str) -> list[str]:
+    if not any(name in source for name in MAKES):
+        return []
     tree = ast.parse(source)
     owned = groups(tree)
     found = []

@@ -229,7 +229,7 @@ def test_launch_with_a_device_that_the_node_hides_or_another_vendors() -> None:
 def test_the_numa_nodes_of_a_workers_accelerators() -> None:
     found = cluster(node(0, [0, 1, 2, 3]))
     placements = FlexiblePlacementStrategy([[0, 1], [2], [1, 3]], "g").get_placement(found)
-    assert [spec.numa_nodes for spec in specs(found, placements, numa_bind=True)] == [[0], [1], [0, 1]]
-    assert [spec.numa_nodes for spec in specs(found, placements)] == [[], [], []]
+    assert [spec.numa_nodes for spec in specs(found, placements, numa_bind=True)] == [(0,), (1,), (0, 1)]
+    assert [spec.numa_nodes for spec in specs(found, placements)] == [(), (), ()]
     on_node = NodePlacementStrategy([0]).get_placement(found)
-    assert specs(found, on_node, numa_bind=True)[0].numa_nodes == []
+    assert specs(found, on_node, numa_bind=True)[0].numa_nodes == ()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ sys.path += [str(HERE.parent / "netns"), str(HERE.parent / "live")]
 import netns_kit  # noqa: E402
 import pace  # noqa: E402
 from matrix_workers import LOOP_C  # noqa: E402
+from robot_kit import until  # noqa: E402
 
 from rlinf_actors.testing.simulated_arm import Command, read_record  # noqa: E402
 from rlinf_actors.testing.simulated_arm_hardware import HW_TYPE  # noqa: E402
@@ -55,18 +54,8 @@ class Arm:
         return read_record(self.record)
 
     def until(self, fact: Callable[[list[Command]], bool], what: str) -> list[Command]:
-        """Wait for a fact about the record, which is looked at whenever the arm has written."""
-        deadline = time.monotonic() + pace.PATIENCE_S
-        with subprocess.Popen(["tail", "-n", "+1", "-f", str(self.record)], stdout=subprocess.PIPE) as tail:
-            assert tail.stdout is not None
-            try:
-                while not fact(commands := self.commands()):
-                    left = deadline - time.monotonic()
-                    assert select.select([tail.stdout], [], [], max(0.0, left))[0], (what, commands[-5:])
-                    os.read(tail.stdout.fileno(), 1 << 20)
-            finally:
-                tail.kill()
-        return commands
+        """Wait for a fact about the record."""
+        return until(self.record, fact, what, pace.PATIENCE_S)
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -14,14 +15,17 @@ def running() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rlinf-actors-timers"]
 
 
-def test_functions_are_called_in_the_order_of_their_times():
+def test_functions_are_called_in_the_order_of_their_times(monkeypatch):
     timers, order, over = DeadlineTimers(), [], threading.Event()
-    timers.start(0.06, over.set)
-    timers.start(0.04, lambda: order.append("second"))
-    timers.start(0.02, lambda: order.append("first"))
-    cancelled = timers.start(0.03, lambda: order.append("cancelled"))
-    cancelled.cancel()
-    cancelled.cancel()
+    now = time.monotonic()
+    with timers._changed, monkeypatch.context() as patch:  # all begin at one time, before the thread looks
+        patch.setattr(time, "monotonic", lambda: now)
+        timers.start(0.06, over.set)
+        timers.start(0.04, lambda: order.append("second"))
+        timers.start(0.02, lambda: order.append("first"))
+        cancelled = timers.start(0.03, lambda: order.append("cancelled"))
+        cancelled.cancel()
+        cancelled.cancel()
     assert over.wait(20)
     assert order == ["first", "second"]
 

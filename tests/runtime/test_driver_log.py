@@ -40,3 +40,14 @@ def test_level_decides_what_the_driver_shows_once(own, environ, said):
 def test_unknown_level_is_refused():
     with pytest.raises(ConfigError, match="RLINF_LOG_LEVEL: is 'verbose'; it must be one of DEBUG, INFO"):
         driver_log.set_up({"RLINF_LOG_LEVEL": "verbose"})
+
+
+def test_records_of_other_processes_can_be_made_in_a_driver():
+    source = """
+import logging
+from rlinf_actors.runtime import driver_log
+driver_log.make_harmless()
+record = logging.makeLogRecord({"name": "theirs", "msg": "from a %s", "args": ("socket",)})
+assert (record.name, record.getMessage()) == ("theirs", "from a socket")
+"""
+    subprocess.run([sys.executable, "-c", source], check=True)

@@ -94,7 +94,7 @@ def test_forked_child_cannot_use_the_parents_io_thread():
 
 
 def test_object_of_an_earlier_fork_generation_is_refused():
-    here = forks.generation()
+    here = forks.generation
     forks.check(here)
     with pytest.raises(UsageError):
         forks.check(here - 1)
@@ -116,7 +116,7 @@ def test_forked_child_inherits_no_held_lock_and_no_busy_thread():
     source = f"""
         import os, sys, threading
         from rlinf_actors.channel import client
-        from rlinf_actors.runtime import future as asyncwork
+        from rlinf_actors.runtime.then_threads import THEN_THREADS, then_threads
 
         busy, release = threading.Semaphore(0), threading.Event()
 
@@ -124,15 +124,15 @@ def test_forked_child_inherits_no_held_lock_and_no_busy_thread():
             busy.release()
             release.wait()
 
-        for _ in range(asyncwork.THEN_THREADS):
-            asyncwork._threads.submit(work)
+        for _ in range(THEN_THREADS):
+            then_threads.submit(work)
             busy.acquire()
-        asyncwork._threads.submit(lambda: print("in the parent", os.getpid() == parent, flush=True))
+        then_threads.submit(lambda: print("in the parent", os.getpid() == parent, flush=True))
         client._finding.acquire()
         parent, done = os.getpid(), threading.Event()
         child = os.fork()
         if not child:
-            asyncwork._threads.submit(done.set)
+            then_threads.submit(done.set)
             came = done.wait({60}) and client._finding.acquire(timeout={60})
             os._exit(0 if came else 1)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -228,3 +231,58 @@ async def test_debug_mode_warns_of_a_wait_that_blocks_a_running_loop(caplog):
     with pytest.raises(CallTimeoutError):
         Promise("the answer").wait(0.01)
     assert "waiting for the answer blocks a running event loop: await it, or use async_op=True" in caplog.text
+
+
+class TestFreeing:
+    """A Future that failed, and whose error was caught, is freed with its last reference, as is what it holds."""
+
+    @pytest.fixture(autouse=True)
+    def no_garbage_collector(self):
+        gc.disable()
+        yield
+        gc.enable()
+
+    def test_a_failure_that_was_waited_for_leaves_no_cycle(self):
+        promise: Promise = Promise("this")
+        promise.reject(ValueError("no"))
+        with contextlib.suppress(ValueError):
+            promise.wait()
+        kept = weakref.ref(promise)
+        del promise
+        assert kept() is None
+
+    @pytest.mark.parametrize("method", ["__await__", "async_wait"])
+    def test_a_failure_that_was_awaited_leaves_no_cycle(self, method):
+        async def waits() -> weakref.ref[Promise]:
+            promise: Promise = Promise("this")
+            asyncio.get_running_loop().call_soon(promise.reject, ValueError("no"))
+            with contextlib.suppress(ValueError):
+                await (promise if method == "__await__" else promise.async_wait())
+            kept = weakref.ref(promise)
+            del promise
+            return kept
+
+        assert asyncio.run(waits())() is None
+
+    def test_a_failed_work_leaves_no_cycle(self):
+        work: AsyncWork = AsyncWork("this")
+        work.reject(ValueError("no"))
+        with contextlib.suppress(ValueError):
+            work.wait()
+        kept = weakref.ref(work)
+        del work
+        assert kept() is None
+
+
+def test_error_of_a_conversion_keeps_its_traceback():
+    def convert(_: object) -> None:
+        raise ValueError("no")
+
+    source: Promise = Promise("this")
+    source.resolve(1)
+    work = AsyncWork.made_of(source, convert, "that")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no") as caught:
+            work.wait()
+        assert caught.traceback[-1].name == "convert"
+        assert len(caught.traceback) < 6

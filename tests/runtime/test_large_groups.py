@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import types
 
 import pytest
 
 from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.net.link import Reachability
 from rlinf_actors.net.loop import TURN_S, Turns
 from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.group_registry import GroupRegistry
+from rlinf_actors.runtime.node_reachability import NodeReachability
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.client_messages import WorkerChanged
@@ -32,7 +35,7 @@ class Links:
         self.received: list[object] = []
         self.closed = 0
 
-    def link(self, endpoint, identity, on_message, **_more):
+    def link(self, endpoint, identity, on_message, _options):
         link = types.SimpleNamespace(close=self._close)
         messages: list[tuple[bytes, list[bytes]]] = []
         link.send = lambda header, parts=(), now=False: messages.append((header, list(parts)))
@@ -48,17 +51,20 @@ class Links:
 
 
 class Lines:
-    """Counts the lines of rlinf_actors that this thread executes."""
+    """Counts the lines of rlinf_actors that this thread executes, without finalizers of what other tests have left."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __enter__(self):
+        gc.collect()
+        gc.disable()
         sys.settrace(self._enter)
         return self
 
     def __exit__(self, *_error) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def _enter(self, frame, event, argument):
         return self._line if "rlinf_actors" in frame.f_code.co_filename else None
@@ -95,6 +101,12 @@ def launched(size, network):
     return group
 
 
+def construct(network):
+    """Answer the Create of each worker."""
+    for messages, received in zip(network.sent, network.received, strict=True):
+        received(b"", frames.encode(frames.Ok(frames.decode(messages[1][0]).id)), [])
+
+
 async def one_by_one(size):
     group = launched(size, Links())
     with Lines() as lines:
@@ -128,8 +140,7 @@ async def answered(size):
     group.update(states(size))
     await turns(lambda: group.peers[-1].connected)
     with Lines() as lines:
-        for messages, received in zip(network.sent, network.received, strict=True):
-            received(b"", frames.encode(frames.Ok(frames.decode(messages[1][0]).id)), [])
+        construct(network)
         assert group.ready.done()
     return lines.count
 
@@ -147,6 +158,31 @@ async def fan_out(size):
             received(b"", frames.encode(frames.Ok(result._call)), [])
         assert result.done()
     return lines.count
+
+
+async def test_a_call_keeps_one_object_a_rank_that_the_garbage_collector_counts():
+    """Else the collector walks all objects of the process every few calls to a large group."""
+    size = SIZES[1]
+    network = Links()
+    group = launched(size, network)
+    group.update(states(size))
+    await turns(lambda: len(network.sent) == size and network.sent[-1])
+    construct(network)
+    results = []
+
+    def call() -> None:
+        results.append(WorkerGroupFuncResult(types.SimpleNamespace(serving_thread=0), "step", group.peers))
+        results[-1]._start([b"arguments"])
+        for messages, received in zip(network.sent, network.received, strict=True):
+            messages.clear()
+            received(b"", frames.encode(frames.Ok(results[-1]._call)), [b"a result"])
+        gc.collect()
+
+    call()
+    before = len(gc.get_objects())
+    call()
+    assert results[-1].done()
+    assert len(gc.get_objects()) - before <= size + 20, "the list of parts, and nothing else"
 
 
 async def deaths(size):
@@ -195,8 +231,46 @@ async def reports(size):
     return lines.count
 
 
+def watched(group):
+    """Return a function that makes a turn of the check of other nodes, as every heartbeat does."""
+    watch = NodeReachability(group._new_peer.args[0], "here", lambda: [group])
+
+    def turn() -> int:
+        with Lines() as lines:
+            watch._turn(1.0, 1.0, 1.0, 10.0)
+        return lines.count
+
+    return turn
+
+
+async def test_an_idle_group_costs_a_heartbeat_nothing_however_large_it_is():
+    costs = []
+    for size in SIZES:
+        network = Links()
+        group = launched(size, network)
+        group.update(states(size))
+        await turns(lambda: len(network.sent) == size and network.sent[-1])  # noqa: B023
+        construct(network)
+        assert group.ready.done()
+        turn = watched(group)
+        turn()
+        costs.append(turn())
+    assert costs[0] == costs[1]
+
+
+async def awaited(size):
+    """A heartbeat while all ranks are awaited."""
+    group = launched(size, Links())
+    group.update(states(size))
+    await turns(lambda: group.peers[-1].connected)
+    turn = watched(group)
+    network = group._new_peer.args[0]
+    network.check_reachability = lambda *_: asyncio.sleep(0, Reachability.LISTENS)
+    return turn()
+
+
 @pytest.mark.parametrize(
-    "operation", [one_by_one, at_once, rank_0_last, answered, fan_out, deaths, restarts, end, reports]
+    "operation", [awaited, one_by_one, at_once, rank_0_last, answered, fan_out, deaths, restarts, end, reports]
 )
 async def test_cost_of_a_group_grows_linearly_with_its_ranks(operation):
     few, many = [await operation(size) for size in SIZES]

@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -75,6 +76,16 @@ def test_error_that_is_seen_in_time_is_not_logged(lost, clock, caplog):
     lost.close()
     assert lost.count == 0
     assert caplog.text == ""
+
+
+def test_seen_error_is_kept_no_longer(lost):
+    """Its traceback has the caller's frames, whose locals may be large."""
+    result = Result()
+    lost.failed(result, awaited=False)
+    lost.seen(result)
+    kept = weakref.ref(result)
+    del result
+    assert kept() is None
 
 
 def test_unseen_error_is_logged_once(lost, clock, caplog):

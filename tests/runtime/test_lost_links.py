@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from fake_worker import FakeWorker, Waiter
 
 from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.runtime.construction import Construction
+from rlinf_actors.runtime.peer import PREDECESSORS, Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
@@ -96,3 +98,12 @@ async def test_worker_that_ends_after_a_lost_link_fails_later_calls(network):
     assert "signal 9" in str(later.error)
     await world.lose()  # no link is left to lose
     assert world.group.gone.done()
+
+
+async def test_join_names_the_last_of_many_links_that_brought_nothing(network):
+    """A worker takes only short Joins: one that named thousands of links could never join."""
+    peers = [Peer(network, "driver:x", "g:0", 0, "n0") for _ in range(2000)]
+    for number, (old, new) in enumerate(itertools.pairwise(peers)):
+        old.link_identity = b"driver:x#%d" % number
+        new.succeed(old)
+    assert peers[-1].succeeds == [b"driver:x#%d" % number for number in range(2000 - 1 - PREDECESSORS, 2000 - 1)]

@@ -11,6 +11,7 @@ from rlinf_actors.errors import NodeLostError
 from rlinf_actors.net.link import Reachability
 from rlinf_actors.runtime import node_reachability
 from rlinf_actors.runtime.node_reachability import NodeReachability
+from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
 
@@ -144,3 +145,28 @@ async def test_new_call_does_not_inherit_the_silence_of_an_earlier_call(network,
     again.peers[0].open(second)
     await asyncio.wait_for(second.told.wait(), 10)
     assert loop.time() - ends[0] >= LEASE_S
+
+
+@pytest.mark.parametrize("moment", ["removed", "looked at"])
+async def test_peer_of_a_call_that_begins_during_the_check_is_checked_the_next_time(network, far, monkeypatch, moment):
+    """Calls begin on other threads: whenever that is, the Peer is among those that the next turn looks at."""
+    _, peer, watch = far
+    (group,) = watch._groups()
+    peer.forget(peer.open(Waiter()))
+
+    class Waits(set):
+        def discard(self, other):
+            super().discard(other)
+            if moment == "removed" and not peer.pending:
+                peer.open(Waiter())
+
+    def look(self):
+        found = bool(self.pending)
+        if moment == "looked at" and not found:
+            peer.open(Waiter())
+        return found
+
+    monkeypatch.setattr(Peer, "awaited", property(look))
+    peer._waits = group._waits = Waits(group._waits)
+    group.awaited()
+    assert group.awaited() == [peer]

@@ -8,7 +8,14 @@ import logging
 import pytest
 from fake_worker import FakeWorker, Waiter
 
-from rlinf_actors.errors import AuthenticationError, ProtocolMismatchError, RlinfActorsError, WorkerDiedError
+from rlinf_actors.errors import (
+    AuthenticationError,
+    InternalError,
+    ProtocolMismatchError,
+    RemoteWireError,
+    RlinfActorsError,
+    WorkerDiedError,
+)
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
@@ -48,6 +55,55 @@ async def test_an_answer_ends_its_call_only(peer, worker):
     worker.say(frames.Raised(one, "raised", "ValueError", "x"))
     await first.told.wait()
     assert peer.pending == {}
+
+
+async def test_results_in_one_frame_end_their_calls(peer, worker):
+    connect(peer, worker)
+    waiting = [Waiter() for _ in range(4)]
+    calls = [peer.open(waiter) for waiter in waiting]
+    peer.forget(calls[1])
+    peer.send(frames.Call(calls[0], "a"))
+    await worker.until(3)
+    worker.say(frames.Oks(calls[:3], [0.5, 0.5, 0.25]), [b"M\x00", b"M\x01", b"M\x02"])
+    await waiting[2].told.wait()
+    assert [waiter.answers for waiter in waiting[1::2]] == [[], []]
+    assert waiting[0].answers == [frames.Ok(calls[0], 0.5)]
+    assert waiting[2].answers == [frames.Ok(calls[2], 0.25)]
+    assert list(peer.pending) == [calls[3]]
+
+
+async def test_a_result_in_a_shared_frame_that_cannot_be_handled_fails_its_call_only(peer, worker):
+    class Raises(Waiter):
+        def answer(self, frame, parts):
+            raise RuntimeError("a bug")
+
+    connect(peer, worker)
+    first, raises, last, other = waiting = [Waiter(), Raises(), Waiter(), Waiter()]
+    calls = [peer.open(waiter) for waiter in waiting]
+    peer.send(frames.Call(calls[0], "a"))
+    await worker.until(2)
+    worker.say(frames.Oks(calls[:3], [0.5, 0.5, 0.5]))
+    await asyncio.wait_for(raises.told.wait(), 10)
+    assert "a bug" in str(raises.error)
+    assert [first.answers, last.answers] == [[frames.Ok(calls[n], 0.5)] for n in (0, 2)]
+    assert peer.error is None, "the other calls go on"
+    assert list(peer.pending) == [calls[3]]
+    assert other.error is None
+
+
+async def test_answer_that_cannot_be_decoded_fails_its_call(peer, worker):
+    connect(peer, worker)
+    first, other = Waiter(), Waiter()
+    call = peer.open(first)
+    peer.open(other)
+    peer.send(frames.Call(call, "a"))
+    await worker.until(2)
+    worker.say_bytes(b"\xdd\xff\xff\xff\xff\x00")  # an array of 2^32 elements, of no call
+    worker.say(frames.Raised(call, "raised", "E" * 70_000, "its name is longer than the bound"))
+    await asyncio.wait_for(first.told.wait(), 10)
+    assert isinstance(first.error, RemoteWireError)
+    assert other.error is None
+    assert peer.error is None
 
 
 async def test_items_of_a_stream_keep_it_open(peer, worker):
@@ -194,7 +250,7 @@ async def test_listeners_and_watchers_do_not_count_as_open_calls(peer, worker):
 
 async def test_first_message_requests_the_link_once(network, worker):
     asked = []
-    peer = Peer(network, "driver:x", "g:0", 0, "node0", lambda: asked.append(1))
+    peer = Peer(network, "driver:x", "g:0", 0, "node0", lambda _: asked.append(1))
     peer.worker_id = "id-0"
     assert not peer.wanted
     for call in (1, 2):
@@ -203,7 +259,27 @@ async def test_first_message_requests_the_link_once(network, worker):
     assert asked == [1]
     connect(peer, worker)
     assert [frame.id for frame in (await worker.until(3))[1:]] == [1, 2]
-    dead = Peer(network, "driver:x", "g:0", 0, "node0", lambda: asked.append(2))
+    dead = Peer(network, "driver:x", "g:0", 0, "node0", lambda _: asked.append(2))
     dead.fail(WorkerDiedError("gone"))
     dead.send(frames.Call(1, "x"))
     assert asked == [1]
+
+
+async def test_handler_that_raises_for_several_answers_leaves_no_call_without_an_end(peer, worker, caplog):
+    class Together(Waiter):
+        """A call that shares its answer's frame with others of its kind."""
+
+        @staticmethod
+        def answer_all(answered, frame):
+            raise ZeroDivisionError("a bug of ours")
+
+    connect(peer, worker)
+    waiters = [Together(), Together(), Waiter()]
+    calls = [peer.open(waiter) for waiter in waiters]
+    peer.send(frames.Call(calls[0], "a"))
+    await worker.until(2)
+    worker.say(frames.ChannelAccepted(calls[:2]))
+    for waiter in waiters:
+        await waiter.told.wait()
+    assert {type(waiter.error) for waiter in waiters} == {InternalError}
+    assert peer.pending == {}

@@ -11,6 +11,7 @@ from rlinf_actors.wire.client_messages import Done, Launch, Launched
 from rlinf_actors.wire.control_codec import Request, encode
 from rlinf_actors.wire.launch_messages import PART_RANKS, LaunchPart, specs_of
 from rlinf_actors.wire.protocol import MAX_ASKED_BYTES
+from rlinf_actors.wire.resize_messages import AddRanks
 from rlinf_actors.wire.values import GroupState, WorkerSpec
 
 SIZE = 20_000
@@ -28,7 +29,7 @@ class Head:
         self._restarts = set(restarts)
 
     async def ask(self, body, kind, timeout, on_reply=None):
-        assert len(encode(Request(1, body))) < MAX_ASKED_BYTES
+        encode(Request(1, body), MAX_ASKED_BYTES)
         self.asked.append(body)
         if len(self.asked) in self._restarts:
             self.workers, self.parts = [], 0
@@ -69,9 +70,27 @@ async def test_large_launch_arrives_whole():
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize("restart", range(1, 12))
+async def test_launch_with_large_environments_arrives_whole():
+    head, answers, launch = Head(), [], message(100)
+    for spec in launch.workers:
+        spec.env["LARGE"] = "x" * 100_000
+    await send_launch(head, launch, 1.0, answers.append)
+    assert head.workers == launch.workers
+    assert head.asked[-1].parts == 1
+
+
+async def test_many_ranks_to_add_arrive_whole():
+    head, answers, launch = Head(), [], message(SIZE)
+    await send_launch(head, AddRanks("ns", "g", launch.workers), 1.0, answers.append)
+    assert head.workers == launch.workers
+    assert {body.launch for body in head.asked[:-1]} == {launch.workers[-1].id}
+    assert head.asked[-1] == AddRanks("ns", "g", launch.workers[-1:], 10)
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("restart", range(1, 6))
 async def test_launch_survives_a_restart_of_the_head_between_any_two_parts(restart):
-    head, answers, launch = Head([restart]), [], message(SIZE)
+    head, answers, launch = Head([restart]), [], message(4 * PART_RANKS)
     await send_launch(head, launch, 1.0, answers.append)
     assert head.workers == launch.workers
     assert len(answers) == 1

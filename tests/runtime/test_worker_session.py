@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from session_kit import HELLO, Ends
 
 from rlinf_actors.errors import ClusterTimeoutError
+from rlinf_actors.net.link import is_older, peer_name
 from rlinf_actors.wire.agent_messages import Beat, ClientHello, Goodbye, Welcome
 from rlinf_actors.wire.client_messages import Done, GetStatus
 
@@ -69,6 +70,27 @@ async def test_first_hello_that_a_dead_head_has_taken_is_sent_again(ends):
     peer, hello = await ends.next(ClientHello)
     ends.server.reply(peer, hello.id, Welcome("e2", "0.1", 1.0, 10.0))
     assert (await starting).epoch == "e2"
+
+
+async def test_each_connection_to_the_head_has_an_identity_of_its_own(ends):
+    """With one identity libzmq would no longer read the newer one if the older one came to a starting head after it."""
+    lost = []
+
+    def is_lost(identity, header):
+        if lost or b"ClientHello" not in header:
+            return False
+        lost.append(identity)
+        return True
+
+    first = await ends.welcome(beat_s=1.0)
+    ends.network.drop = is_lost
+    ends.link.node_registered("e2", False)
+    second, hello = await ends.next(ClientHello)
+    ends.server.reply(second, hello.id, Welcome("e2", "0.1", 1.0, 10.0))
+    assert lost == [first]
+    assert second != first
+    assert is_older(first, second)
+    assert peer_name(first) == peer_name(second) == "worker:inc"
 
 
 async def test_request_of_before_a_restart_is_answered_by_the_next_head(ends):

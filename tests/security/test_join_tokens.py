@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -50,6 +52,7 @@ def test_token_with_invalid_fields_is_refused(token):
 @given(st.text() | st.text().map(lambda text: job.PREFIX + text))
 @example("")
 @example(job.PREFIX)
+@example(job.PREFIX + base64.urlsafe_b64encode(b"\x97" + b"\xa1x" * 6 + b"\x91" * 100_000).decode())
 def test_text_that_is_no_token_is_refused(text):
     with pytest.raises(ConfigError):
         job.parse(text)

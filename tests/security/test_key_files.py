@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.net.discovery import find_head
 from rlinf_actors.security import keyfile
 from rlinf_actors.security import keyfile as own
 from rlinf_actors.security.keyfile import KeyFile
@@ -28,7 +29,7 @@ def folder(tmp_path):
     return tmp_path / "keys"
 
 
-@pytest.mark.parametrize("key", [AGENT, KeyFile("head", "head", HEAD), replace(AGENT, role="driver")])
+@pytest.mark.parametrize("key", [AGENT, KeyFile("head", "head", HEAD), replace(AGENT, role="driver", address="h:1")])
 def test_saved_key_file_is_loaded_unchanged(folder, key):
     path = keyfile.path_of(folder, key.role)
     keyfile.save(path, key)
@@ -174,7 +175,7 @@ def test_blank_credential_counts_as_missing(tmp_path):
 
 def test_unreadable_credential_raises_config_error(tmp_path):
     (tmp_path / "agent.key").mkdir()
-    with pytest.raises(ConfigError, match=r"agent.key: cannot be read"):
+    with pytest.raises(ConfigError, match=r"agent.key: is not a regular file"):
         keyfile.locate(Settings(credentials_dir=str(tmp_path)), "agent")
 
 
@@ -189,3 +190,17 @@ def test_each_half_of_a_pair_is_a_key():
         assert is_key(pair.public)
         assert is_key(pair.secret)
     assert is_key("0" * 35 + "%nSc0")
+
+
+def test_key_says_where_its_head_is(tmp_path):
+    """A user who runs no head finds by it the head that lists the key."""
+    settings = Settings(heads_dir=str(tmp_path), key_dir=str(tmp_path / "keys"))
+    key = KeyFile("driver", "kim", KeyPair.make(), KeyPair.make().public, address="10.0.0.7:6380")
+    keyfile.save(tmp_path / "keys" / "driver.key", key)
+    assert keyfile.load(tmp_path / "keys" / "driver.key") == key
+    endpoint, told = find_head(None, settings)
+    assert endpoint == "tcp://10.0.0.7:6380"
+    assert f"for which {tmp_path}/keys/driver.key was made" in told
+    assert find_head("10.0.0.8:1", settings) == ("tcp://10.0.0.8:1", "")
+    with pytest.raises(ConfigError, match="none of yours runs on this machine"):
+        find_head(None, msgspec.structs.replace(settings, head="private"))

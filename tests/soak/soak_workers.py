@@ -106,8 +106,8 @@ class Soaker(Worker):
         """Return the operation's result; if it fails, log that and return None."""
         try:
             return (wait(),)
-        except (PeerDiedError, GroupNotFoundError):  # the second if the peer had ended before its first use
-            self._log.write("refused", stream, n, what)
+        except (PeerDiedError, GroupNotFoundError) as error:  # the second if the peer had ended before its first use
+            self._log.write("refused", stream, n, f"{what} ({error})")
         except TimeoutError:
             self._log.write("late", stream, n, what)
         return None

@@ -56,7 +56,7 @@ def written(tmp_path, kind, right) -> list[str]:
 @pytest.mark.parametrize("kind", ["file", "pipe"])
 def test_each_line_has_its_priority(tmp_path, kind):
     lines = written(tmp_path, kind, right=True)
-    assert lines[:5] == ["<7>DEBUG: d", "<6>INFO: i", "<4>WARNING: two", "<4>lines", "<3>ERROR: e"]
+    assert lines[:5] == ["<7>DEBUG: d", "<6>INFO: i", "<4>WARNING: two", "<4>    lines", "<3>ERROR: e"]
     assert lines[5] == "<3>ERROR: failed"
     assert all(line.startswith("<3>") for line in lines[5:])
     assert lines[-2:] == ["<3>ValueError: why", "<3>the end"]

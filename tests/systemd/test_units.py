@@ -61,6 +61,7 @@ def test_systemd_analyze_finds_no_fault(analyze, name, hardened):
     [
         (unit_files.HEAD, False, 5.2), (unit_files.AGENTD, False, 5.2), (unit_files.AGENTD, True, 3.5),
         (unit_files.WORKERS, False, 5.2), (unit_files.WORKERS, True, 3.5),
+        (unit_files.ROOT_AGENTD, False, 6.8), (unit_files.ROOT_WORKERS, False, 6.6),
     ],
 )  # fmt: skip
 def test_exposure_level_is_bounded(analyze, name, hardened, most):
@@ -98,6 +99,8 @@ def test_agentds_unit_has_the_options_that_keep_workers():
     assert int(said["WatchdogSec"]) > 30
     assert said["RuntimeDirectoryMode"] == "0700"
     assert "list-jobs" in said["ExecStop"], "a restart and a stop differ"
+    limits = {name: service(name)["LimitCORE"][-1] for name in unit_files.UNITS}
+    assert limits == {unit_files.HEAD: "0"} | dict.fromkeys(unit_files.UNITS[1:], "0:infinity"), "no core files"
 
 
 def test_workers_unit_has_the_required_options():
@@ -115,6 +118,25 @@ def test_workers_unit_has_the_required_options():
     shared = ("Limit", "Protect", "SystemCall", "Capability", "NoNew", "Private")
     walls = {key: values for key, values in service(unit_files.AGENTD).items() if key.startswith(shared)}
     assert walls.items() <= service(unit_files.WORKERS).items(), "variables that workers got earlier are unchanged"
+
+
+@pytest.mark.parametrize(
+    ("root", "user"), [(unit_files.ROOT_AGENTD, unit_files.AGENTD), (unit_files.ROOT_WORKERS, unit_files.WORKERS)]
+)
+def test_units_for_several_users_differ_only_in_users_places_and_capabilities(root, user):
+    ours, theirs = service(root), service(user)
+    assert theirs.pop("User") == ["%i"]
+    few = {"CAP_CHOWN", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_PTRACE"}
+    assert set(ours.pop("CapabilityBoundingSet")[0].split()) <= few
+    theirs.pop("CapabilityBoundingSet")
+    assert ours.pop("LogsDirectoryMode", ["0711"]) == ["0711"], "workers of all users pass through it"
+    theirs.pop("LogsDirectoryMode", None)
+    assert ours == {key: [value.replace("%i", "root") for value in values] for key, values in theirs.items()}
+
+
+def test_workers_do_not_see_the_credentials_of_their_agentd():
+    for name in (unit_files.WORKERS, unit_files.ROOT_WORKERS):
+        assert service(name)["InaccessiblePaths"] == ["-/run/credentials"]
 
 
 def test_unit_files_are_plain_ini_without_placeholders():
@@ -165,7 +187,7 @@ def test_install_lists_written_files_and_next_steps(tmp_path, capsys):
     assert (tmp_path / unit_files.AGENTD).stat().st_mode & 0o777 == 0o644
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(unit_files.UNITS)
     code, out, _ = run(capsys, "install", "--dir", str(tmp_path), "--hardened")
-    assert out.splitlines()[3:] == [f"written: {tmp_path / name}" for name in unit_files.DROP_INS]
+    assert out.splitlines()[len(unit_files.UNITS) :] == [f"written: {tmp_path / name}" for name in unit_files.DROP_INS]
     assert [line.split(":")[0] for line in out.splitlines()[:3]] == ["unchanged"] * 3
 
 
@@ -207,5 +229,27 @@ def test_print_fills_in_this_installation(capsys):
     start = next(line for line in out.splitlines() if line.startswith("ExecStart="))
     program = start.removeprefix("ExecStart=").split()[0]
     assert Path(program).is_file()
-    assert run(capsys, "print")[1].count("# --- ") == 5
+    assert run(capsys, "print")[1].count("# --- ") == len(ALL)
     assert run(capsys, "print", "nonsense.service")[0] == 64
+
+
+@pytest.mark.parametrize(
+    ("users", "said", "there"),
+    [
+        (["lab-a"], "was moved to", "lab-a/agent.key"),
+        (["lab-a", "lab-b"], "keys enroll NODE --user USER", "agent.key"),
+        ([], "keys enroll NODE --user USER", "agent.key"),
+    ],
+)
+def test_key_of_all_users_is_given_to_the_only_user(tmp_path, users, said, there):
+    keys, units = tmp_path / "keys", tmp_path / "units"
+    wants = units / "multi-user.target.wants"
+    wants.mkdir(parents=True)
+    keys.mkdir()
+    assert unit_files.give_key_to_its_user(units, keys) == ""
+    (keys / "agent.key").write_text("secret")
+    for user in users:
+        (wants / f"rlinf-agentd@{user}.service").symlink_to(units / unit_files.AGENTD)
+    assert said in unit_files.give_key_to_its_user(units, keys)
+    assert (keys / there).read_text() == "secret"
+    assert len([path for path in keys.rglob("*") if path.is_file()]) == 1

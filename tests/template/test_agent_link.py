@@ -143,7 +143,7 @@ from rlinf_actors.template import forked_workers, template
 bug = sys.argv[3]
 if bug:
     setattr(forked_workers.ForkedWorkers, bug, lambda self: 1 / 0)
-template.WORKER_IMPORTS = template.OPTIONAL_IMPORTS = ()
+template.OPTIONAL_IMPORTS = ()
 template.main(int(sys.argv[1]), "n0", '{"agent": %s, "entry": "json:dumps"}' % sys.argv[2])
 """
 

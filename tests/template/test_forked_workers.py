@@ -127,7 +127,7 @@ from rlinf_actors.template.forked_workers import ForkedWorkers
 from rlinf_actors.template.forked_workers import ForkedWorker
 
 place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null", lease_until=0.0, lease_s=0.0)
-spec = SimpleNamespace(id="w", claims=["arm"], forward_logs=False, keep_logs=False)
+spec = SimpleNamespace(id="w", token="", claims=["arm"], forward_logs=False, keep_logs=False)
 fork = SimpleNamespace(spec=spec, place=place, wrapper=[])
 worker = ForkedWorker(fork, Cgroup(), {})
 process = subprocess.Popen(["true"], start_new_session=True)
@@ -204,7 +204,7 @@ def test_all_workers_that_listen_are_told_that_the_node_has_registered():
 @pytest.fixture
 def robot_worker():
     place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null", lease_until=102.0, lease_s=2.0)
-    spec = WorkerSpec("w", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
+    spec = WorkerSpec("w", "g", "ns", 0, 1, 0, {}, claims=(Claim("Arm:1", "Arm 1"),))
     worker = ForkedWorker(Fork(spec, place, {}), Cgroup(), {})
     yield worker
     worker.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_actors.installed import fingerprint
+from rlinf_actors.installed import Looks, fingerprint
 
 
 @pytest.fixture
@@ -56,6 +56,12 @@ def test_other_code_has_another_fingerprint(site, change):
     assert fingerprint([str(site)]) != before
 
 
+def test_a_fifo_in_a_users_packages_does_not_stop_agentd(site):
+    """agentd looks at the packages of other users before launches, on its loop."""
+    os.mkfifo(site / "evil.pth")
+    assert fingerprint([str(site)])
+
+
 def test_what_running_it_leaves_changes_nothing(site):
     before = fingerprint([str(site)])
     for directory in (site, site / "numpy", site.parents[1] / "src" / "rlinf_actors"):
@@ -86,3 +92,17 @@ def test_paths_that_are_no_directories_are_empty():
     assert fingerprint(["", "/nowhere", "/usr/lib/python311.zip"]) == fingerprint(
         ["", "/nowhere", "/usr/lib/python311.zip"]
     )
+
+
+def test_work_is_bounded_for_all_paths_together(tmp_path: Path) -> None:
+    """A user's template says where its code is: in directories that the user has filled."""
+    for name in ("a", "b"):
+        inner = tmp_path / name / "rlinf_actors"
+        for _ in range(3):
+            inner = inner / "deep"
+            inner.mkdir(parents=True)
+            for number in range(20):
+                (inner / f"{number}.py").touch()
+    looks = Looks(30)
+    fingerprint([str(tmp_path / "a"), str(tmp_path / "b")], (), looks)
+    assert looks.left == 0

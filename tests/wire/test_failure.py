@@ -203,6 +203,15 @@ def test_long_text_and_traceback_are_truncated():
     assert len(frame.traceback) <= failure._MAX_TEXT
 
 
+def test_error_with_a_long_name_and_text_is_within_the_bounds_of_its_frame():
+    """A frame beyond its bounds would be dropped, and its caller would wait for ever."""
+    kind = type("Error" * 20_000, (Exception,), {})
+    header, _ = failure.encode(1, kind("\udcff" * (1 << 20)))
+    raised = frames.decode(frames.encode(header))
+    assert raised.error.endswith("ErrorError")
+    assert raised.text.endswith("\\udcff")
+
+
 def test_traceback_omits_the_librarys_outer_frames():
     assert "wire/failure" not in over_the_wire(ValueError("x")).remote_traceback
 

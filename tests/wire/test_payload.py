@@ -16,7 +16,7 @@ import types
 import numpy as np
 import payload_types as kinds
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
@@ -136,7 +136,6 @@ _TREES = st.recursive(
 
 
 @given(_TREES)
-@settings(max_examples=80)
 def test_any_tree_of_values_arrives_as_sent(value):
     back = sent_and_received(value)
     assert back == value
@@ -144,7 +143,6 @@ def test_any_tree_of_values_arrives_as_sent(value):
 
 
 @given(st.lists(_LEAVES, max_size=4), st.dictionaries(st.text(max_size=5), _LEAVES, max_size=3))
-@settings(max_examples=80)
 def test_any_plain_call_arrives_as_sent(args, kwargs):
     back_args, back_kwargs = payload.decode_call(
         AuthenticatedParts([bytes(p) for p in payload.encode_call(tuple(args), kwargs)])

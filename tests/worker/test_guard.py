@@ -49,7 +49,7 @@ class Env:
         os.write(arm, b"stop\\n")
         time.sleep(0.05)
 
-spec = WorkerSpec("w1", "env", "ns", 0, 1, 0, {}, claims=[Claim("Arm:1", "Arm 1")])
+spec = WorkerSpec("w1", "env", "ns", 0, 1, 0, {}, claims=(Claim("Arm:1", "Arm 1"),))
 place = spawn.WorkerPlace("", "", "", "node", "", "", "", "", until, lease_s)
 procfs.brand("w1")
 guard = Guard(spec, place, TemplateSocket(socket.socket(fileno=control), lambda: None), Env)

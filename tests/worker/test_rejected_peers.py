@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rlinf_actors.worker.worker_server import RejectedPeers
+from rlinf_actors.worker.joining import RejectedPeers
 
 
 def test_first_tenth_and_hundredth_rejection_is_logged_with_peer_reason_and_count(caplog):

@@ -183,6 +183,22 @@ async def test_worker_answers_calls_with_shared_parts_once_and_in_order():
     assert len(ends.came) == 2
 
 
+async def test_frames_behind_a_held_call_are_left_to_the_loop():
+    """A thread that reads the sockets while it waits must not handle a call before those that wait on its link."""
+    ends = Ends()
+    ends.server.open(Inline())
+    ends.join()
+    parts = payload.encode_call((b"x" * 100_000,), {})
+    ends.say(frames.SharedCall(1, "double"), parts[:1])
+    await ends.settled()
+    [link] = ends.server.shared_calls.held
+    on_any_thread = getattr(ends.server, "_received_anywhere", lambda *_: False)
+    assert not on_any_thread(link, frames.encode(frames.Call(2, "double")), payload.encode_call((1,), {}))
+    ends.say(frames.SharedParts("", 1), parts[1:])
+    await ends.until(1)
+    assert ends.server.shared_calls.held == {}
+
+
 async def test_internal_error_of_one_frame_does_not_keep_the_others(recorder, caplog):
     failing = recorder.calls._handle
 

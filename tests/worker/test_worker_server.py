@@ -35,6 +35,10 @@ class Inline:
         if not self.paused:
             self.run()
 
+    def submit_all(self, invocations) -> None:
+        self.queue += invocations
+        self.run()
+
     def run(self) -> None:
         queue, self.queue = self.queue, []
         for invocation in queue:
@@ -98,7 +102,43 @@ async def test_calls_of_a_member_are_answered(ends):
     (answer, parts), *_ = await ends.until(1)
     assert isinstance(answer, frames.Ok)
     assert payload.decode(AuthenticatedParts(parts)) == 42
-    assert ends.server._calls == {}
+    assert len(ends.server._calls) == 0
+
+
+async def test_calls_in_one_frame_run_in_order_and_once_each(ends):
+    args = [part for n in range(5) for part in payload.encode_call((n,), {})]
+    ends.join()
+    ends.say(frames.Calls([1, 2], "double"), args[:2])
+    await ends.settled()
+    ends.server.open(Inline())
+    ends.say(frames.Calls([3, 4, 5], "double"), args[2:])
+    ends.say(frames.Calls([4, 5], "double"), args[3:])  # a second time: a fault
+    ends.call(6, 10)
+    came = await ends.until(6)
+    assert [frame.id for frame, _ in came] == [1, 2, 3, 4, 5, 6]
+    assert [payload.decode(AuthenticatedParts(parts)) for _, parts in came] == [0, 2, 4, 6, 8, 20]
+    assert len(ends.server._calls) == 0
+
+
+async def test_calls_of_one_frame_are_answered_if_they_cannot_be_handled(ends, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("a bug")
+
+    ends.server.open(Inline())
+    ends.join()
+    monkeypatch.setattr(ends.server, "_submit_all", fails)
+    ends.say(frames.Calls([1, 2], "double"))
+    for (frame, _), call in zip(await ends.until(2), (1, 2), strict=True):
+        assert (frame.id, frame.error) == (call, "rlinf_actors.errors.InternalError")
+
+
+async def test_call_that_cannot_be_decoded_is_answered(ends):
+    ends.server.open(Inline())
+    ends.join()
+    ends.say(frames.Call(1, "m" * 70_000))
+    (answer, _), *_ = await ends.until(1)
+    assert (answer.id, answer.kind) == (1, "usage")
+    assert "of length <= 65536" in answer.text
 
 
 async def test_running_call_is_reported_also_during_construction(ends):
@@ -132,7 +172,7 @@ async def test_failed_constructor_fails_earlier_and_later_calls(ends):
     for frame, _ in await ends.until(2):
         assert isinstance(frame, frames.Raised)
         assert frame.text == "no arm"
-    assert ends.server._calls == {}
+    assert len(ends.server._calls) == 0
 
 
 @pytest.mark.parametrize(
@@ -217,7 +257,7 @@ async def test_cancel_and_credit_reach_their_call_only(ends):
     first, second = executor.queue
     assert first.cancelled
     assert not second.cancelled
-    assert (second.window, second._granted) == (4, 7)
+    assert (second.window, second._credited) == (4, 3)
 
 
 async def test_call_ids_of_different_links_are_independent(ends):
@@ -295,6 +335,24 @@ async def test_successor_of_a_lost_link_ends_its_streams(ends):
     assert stream.cancelled
 
 
+async def test_call_that_comes_late_by_a_lost_link_is_not_run(ends):
+    """It has failed at the caller, which may have sent it again by the new link."""
+    ends.server.open(Inline())
+    ends.join()
+    ends.call(1)
+    await ends.until(1)
+    again = ends.network.link(ends.endpoint, b"driver#2", ends._received)
+    good = frames.Join(PROTOCOL, "0", "3", "driver", "token", "id-0")
+    again.send(frames.encode(msgspec.structs.replace(good, succeeds=[b"driver#secret"])))
+    await ends.settled()
+    ends.call(2)
+    await ends.settled()
+    again.send(frames.encode(frames.Call(2, "double")), payload.encode_call((1,), {}))
+    await ends.until(2)
+    await ends.settled()
+    assert [answer.id for answer, _ in ends.came] == [1, 2]
+
+
 async def test_state_of_an_ended_remote_worker_is_removed(ends, monkeypatch):
     monkeypatch.setattr("rlinf_actors.worker.worker_server.LATE_S", 0.0)
     server, told, forgotten, over = ends.server, [], [], asyncio.Event()
@@ -315,7 +373,7 @@ async def test_state_of_an_ended_remote_worker_is_removed(ends, monkeypatch):
     watched.gone("w1")
     await asyncio.wait_for(over.wait(), 10)
     assert forgotten == [b"worker:w1#secret"]
-    assert server._members == server._workers == server._newest == server.remote_peers._links == {}
+    assert server._members == server._workers == server._calls._newest == server.remote_peers._links == {}
 
 
 def memory_of(pid) -> frames.Memory:
@@ -361,3 +419,23 @@ async def test_peer_that_ended_before_the_watch_is_gone(ends, monkeypatch, numbe
     ends.say(memory_of(os.getpid()))
     await ends.settled()
     assert executor.queue[0].cancelled
+
+
+async def test_repeated_create_is_answered_and_constructs_nothing(ends):
+    """The owner has lost the link by which it sent the first one, while the constructor ran."""
+    ends.join()
+    ends.say(frames.Create(7, "m:C", {}))
+    ends.say(frames.Create(8, "m:C", {}))
+    await ends.settled()
+    assert ends.server.creations.get_nowait().frame.id == 7
+    assert ends.server.creations.empty()
+    assert ends.came == []
+    ends.server.open(Inline())
+    await ends.until(1)
+    ends.say(frames.Create(9, "m:C", {}))
+    await ends.until(2)
+    assert [(type(frame), frame.id, frame.protocol) for frame, _ in ends.came] == [
+        (frames.Runs, 8, PROTOCOL),
+        (frames.Runs, 9, PROTOCOL),
+    ]
+    assert ends.server.creations.empty()

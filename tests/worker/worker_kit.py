@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from typing import Any
 
 from rlinf_actors.wire import failure, frames, payload
@@ -77,10 +78,10 @@ class Served:
             loop.call_soon_threadsafe(loop.stop)
         else:
             for _ in range(threads):
-                main.submit(Last())
+                main.submit(Last(b"", 0, "", AuthenticatedParts(), lambda *_: None, bytes, 0.0, 0))
         for method, executor in getattr(self.executor, "_beside", {}).items():
             for _ in range(self.executor._threads[method]):
-                executor.submit(Last())
+                executor.submit(Last(b"", 0, "", AuthenticatedParts(), lambda *_: None, bytes, 0.0, 0))
         more = [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
         for thread in (self.thread, *more):
             thread.join(10)
@@ -92,7 +93,16 @@ class Served:
     def call(self, method: str, *args: Any, deadline_s: float = 0.0, window: int = 0) -> int:
         self._ids += 1
         parts = AuthenticatedParts(payload.encode_call(args, {}))
-        made = Invocation(b"driver", self._ids, method, parts, self.answers, bytes, deadline_s, window)
+        made = Invocation(
+            b"driver",
+            self._ids,
+            method,
+            parts,
+            self.answers,
+            bytes,
+            deadline_s and time.monotonic() + deadline_s,
+            window,
+        )
         self._invocations[self._ids] = made
         self.executor.submit(made)
         return self._ids
@@ -104,11 +114,8 @@ class Served:
         return self._invocations[call]
 
 
-class Last(Invocation):
+class Last(Invocation, eq=False):
     """An invocation that ends the thread which runs it."""
-
-    def __init__(self) -> None:
-        super().__init__(b"", 0, "", [], lambda *_: None, bytes, 0.0, 0)
 
     def run(self, instance: Any) -> None:
         raise SystemExit

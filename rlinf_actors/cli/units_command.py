@@ -1,0 +1,91 @@
+"""`rlinf-actors units`: print or install the systemd units of this package, and print the rules of a firewall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlinf_actors.cli import firewall
+from rlinf_actors.cli.output import echo, note
+from rlinf_actors.cli.queries import head_option
+from rlinf_actors.systemd import unit_files as files
+
+_NAMES = (*files.UNITS, *files.DROP_INS)
+
+
+@click.group()
+def units() -> None:
+    """Show or install systemd units for the head and for agentd."""
+
+
+@units.command("print")
+@click.argument("names", nargs=-1, type=click.Choice(_NAMES), metavar="[NAME]...")
+@click.option("--firewall", "as_rules", is_flag=True, help="Print rules for nftables instead; see below.")
+@click.option("--namespace", "namespaces", multiple=True, metavar="JOB", help="With --firewall: peers of this job.")
+@click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="With --firewall: one more machine or network.")
+@click.option("--ports", metavar="FIRST-LAST", help="With --firewall: ports of workers. Default: the kernel's range.")
+@head_option
+def print_units(
+    names: tuple[str, ...],
+    as_rules: bool,
+    namespaces: tuple[str, ...],
+    peers: tuple[str, ...],
+    ports: str | None,
+    head: str | None,
+) -> None:
+    """Print units with the paths of this installation.
+
+    Units: rlinf-head.service, rlinf-agentd@.service, rlinf-workers@.service, and the drop-ins of the last two,
+    rlinf-agentd@.service.d/hardened.conf and rlinf-workers@.service.d/hardened.conf. Default: all.
+
+    With --firewall: a file for `nft -f`, to load on each node. Only the nodes of the running cluster may connect to the
+    ports of the head, of workers and of torch (ip_local_port_range of this machine). Name drivers' machines, and nodes
+    that are to join, by --peer. With --namespace, only the nodes where the job has workers, and --peer, reach workers.
+    """
+    if as_rules:
+        if names:
+            raise click.UsageError("--firewall prints no units: leave out NAME")
+        echo(firewall.of_cluster(head, namespaces, peers, ports), nl=False)
+        return
+    if namespaces or peers or ports or head:
+        raise click.UsageError("--namespace, --peer, --ports and --head are for --firewall")
+    chosen = names or _NAMES
+    for name in chosen:
+        if len(chosen) > 1:
+            echo(f"# --- {name}")
+        echo(files.text(name), nl=False)
+
+
+@units.command("install")
+@click.option("--dir", "directory", default=files.DIRECTORY, show_default=True, help="Directory to write the units to.")
+@click.option(
+    "--hardened",
+    is_flag=True,
+    help="Also write the drop-ins that restrict nodes; each says what workers cannot do then.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that were changed by hand.")
+def install(directory: str, hardened: bool, force: bool) -> None:
+    """Write the units into a directory, and print the commands that enable the units. A file that was changed by hand
+    is not overwritten without --force.
+
+    A node's key of an earlier version, /etc/rlinf-actors/keys/agent.key, is moved into the directory of the only user
+    whose agentd is enabled.
+    """
+    names = _NAMES if hardened else files.UNITS
+    steps = files.plan(Path(directory), names, force)
+    files.carry_out(steps)
+    for step in steps:
+        echo(f"{step.what}: {step.path}")
+    if directory == files.DIRECTORY:
+        moved = files.give_key_to_its_user(Path(directory))
+        if moved:
+            note(moved)
+    note(
+        "then, as root:\n"
+        "  systemctl daemon-reload\n"
+        "  systemctl enable --now rlinf-agentd@USER    # on each node; USER runs the workers\n"
+        "  systemctl enable --now rlinf-agentd         # instead, if agentd.toml maps each driver to a user\n"
+        "  useradd --system --no-create-home --shell /usr/sbin/nologin rlinf-head    # on the head's node, once\n"
+        "  systemctl enable --now rlinf-head           # where the head runs without an agentd"
+    )

@@ -1,0 +1,65 @@
+"""Several calls of one method, and several results, travel as one frame. Pure.
+
+A burst of calls then costs each end one frame to encode, one to send and one to decode. The sender queues Call and Ok
+objects in place of encoded headers, and the socket joins what waits for one peer when it sends (`net.message_socket`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Union
+
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.frames import Call, Ok
+
+Header = Union[bytes, Call, Ok]
+"""An encoded header; or a Call or Ok that may be joined with its neighbours, and has one part at most."""
+
+MOST_BYTES = 256 << 10
+"""Bytes of parts after which a frame takes no further call, so that chunks stay short."""
+
+
+def joined(messages: Iterable[tuple[Header, Sequence[Buffer]]]) -> list[tuple[bytes, Sequence[Buffer]]]:
+    """Return the messages with encoded headers: each run of Calls of one method, and each run of Oks, is one message.
+
+    Only calls and results with equally many parts form a run.
+    """
+    made: list[tuple[bytes, Sequence[Buffer]]] = []
+    run: list[Call | Ok] = []
+    inside: list[Buffer] = []
+    kind: object = None
+    width = size = 0
+    method, deadline_s = "", 0.0
+    for header, parts in messages:
+        if isinstance(header, bytes):
+            _end(run, inside, made)
+            run, inside = [], []
+            made.append((header, parts))
+            continue
+        fits = type(header) is kind and len(parts) == width and size < MOST_BYTES and len(run) < frames.MAX_TOGETHER
+        if not fits or (isinstance(header, Call) and (header.method != method or header.deadline_s != deadline_s)):
+            _end(run, inside, made)
+            run, inside = [], []
+            kind, width, size = type(header), len(parts), 0
+            if isinstance(header, Call):
+                method, deadline_s = header.method, header.deadline_s
+        run.append(header)
+        if width:
+            inside.append(parts[0])
+            size += len(parts[0])
+    _end(run, inside, made)
+    return made
+
+
+def _end(run: list[Call | Ok], parts: list[Buffer], made: list[tuple[bytes, Sequence[Buffer]]]) -> None:
+    """Add to *made* the message of the calls, or results, in *run*."""
+    if len(run) > 1:
+        calls, oks = [one for one in run if isinstance(one, Call)], [one for one in run if isinstance(one, Ok)]
+        if calls:
+            frame = frames.Calls([one.id for one in calls], calls[0].method, calls[0].deadline_s)
+            made.append((frames.encode(frame), parts))
+        else:
+            made.append((frames.encode(frames.Oks([one.id for one in oks], [one.seconds for one in oks])), parts))
+    elif run:
+        made.append((frames.encode(run[0]), parts))

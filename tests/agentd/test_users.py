@@ -1,0 +1,104 @@
+"""The users as which agentd starts workers: what it takes from its own environment, and how it acts as one of them."""
+
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from agentd import users
+from agentd.config import Config
+from agentd.users import User, Users
+from rlinf_actors import procfs
+from rlinf_actors.errors import ConfigError
+
+LAB = User("lab", 61021, 61030, (61030,), "/home/lab", "/bin/sh", "/run/lab", "/log/lab")
+
+
+def test_places_of_agentds_user_are_not_handed_on(monkeypatch):
+    own = {
+        "HOME": "/root", "XDG_RUNTIME_DIR": "/run/user/0", "SUDO_USER": "kim", "SSH_AUTH_SOCK": "/tmp/agent",
+        "RLINF_ACTORS_CACHE_DIR": "/root/cache", "RLINF_ACTORS_KEYS": "/root/keys",
+        "PATH": "/usr/bin", "NCCL_DEBUG": "INFO",
+    }  # fmt: skip
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    given = {**own, "SUDO_USER": "set in agentd.toml"}
+    assert LAB.environment(given) == {
+        "HOME": "/home/lab", "USER": "lab", "LOGNAME": "lab", "SHELL": "/bin/sh",
+        "PATH": "/usr/bin", "NCCL_DEBUG": "INFO", "SUDO_USER": "set in agentd.toml",
+    }  # fmt: skip
+
+
+def test_agentd_of_the_units_as_root_needs_users(monkeypatch, tmp_path):
+    """Otherwise the workers of every driver would be root's. rlinf-agentd@USER.service has no capabilities."""
+    own = pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(procfs, "missing_capabilities", lambda needed: [])
+    with pytest.raises(ConfigError, match="the workers of every driver would run as root") as error:
+        Users(Config(), str(tmp_path), str(tmp_path), in_unit=True)
+    assert error.value.path == "workers.users"
+    assert not Users(Config(), str(tmp_path), str(tmp_path)).is_used, "started by hand"
+    assert Users(Config(users={"*": own}), str(tmp_path), str(tmp_path), in_unit=True).of_driver("d") is None
+    monkeypatch.setattr(procfs, "missing_capabilities", lambda needed: ["CAP_SETUID"])
+    assert not Users(Config(), str(tmp_path), str(tmp_path), in_unit=True).is_used
+
+
+def test_accounts_are_looked_up_once(monkeypatch, tmp_path):
+    """A directory service may take long to answer, and agentd must not wait for it at each launch."""
+    asked, real = [], pwd.getpwnam
+    monkeypatch.setattr(users.pwd, "getpwnam", lambda name: asked.append(name) or real(name))
+    own = pwd.getpwuid(os.getuid()).pw_name
+    found = Users(Config(users={"*": own}), str(tmp_path), str(tmp_path))
+    assert [found.of_driver(f"driver-{number}") for number in range(3)] == [None] * 3
+    assert asked == [own]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_agentd_acts_as_a_user_without_its_own_groups():
+    """A link in a user's directory must not lead to what only agentd's groups may read."""
+    code = """
+        import os, sys
+        from agentd.users import User, as_user
+        os.setgroups([61099])
+        for groups in ((61030, 61099), (61030,)):
+            with as_user(User("lab", 61021, 61030, groups, "/", "/bin/sh", "/", "/")):
+                assert tuple(os.getgroups()) == groups
+                try:
+                    os.close(os.open(sys.argv[1], os.O_RDONLY))
+                    print("read")
+                except PermissionError:
+                    print("refused")
+            assert os.getgroups() == [61099]
+    """
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o711)
+        secret = Path(place, "secret")
+        secret.write_text("of a group of agentd")
+        os.chown(secret, 0, 61099)
+        secret.chmod(0o640)
+        command = [sys.executable, "-c", textwrap.dedent(code), str(secret)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["read", "refused"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_run_directory_that_users_cannot_reach_is_refused(monkeypatch):
+    """Such as the default one of root's own session, /run/user/0."""
+    account = pwd.struct_passwd(("lab", "x", 61021, 61030, "", "/", "/bin/sh"))
+    monkeypatch.setattr(users.pwd, "getpwnam", lambda name: account)
+    monkeypatch.setattr(users.os, "getgrouplist", lambda name, gid: [gid])
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        with pytest.raises(ConfigError, match=f"user lab need to pass through {place}/run-users") as error:
+            Users(Config(users={"d": "lab"}), f"{place}/run", f"{place}/log")
+        assert error.value.path == "paths.run_dir"
+        os.chmod(place, 0o711)
+        made = Users(Config(users={"d": "lab"}), f"{place}/run", f"{place}/log")
+        user = made.of_driver("d")
+        assert user is not None
+        assert os.stat(user.run_dir).st_uid == 61021
+        made.close()
+        assert sorted(os.listdir(place)) == ["log"]
