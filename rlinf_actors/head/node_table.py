@@ -409,8 +409,9 @@ class NodeTable:
 
     def give_rank(self, node: Node, rank: int) -> None:
         """Fix the rank that `order` gives the node, because a driver gets the node."""
-        self._fix_rank(node.id, rank)
-        self._persist(node)
+        if self._ranked.get(rank) != node.id:
+            self._fix_rank(node.id, rank)
+            self._persist(node)
 
     def ranked(self, rank: int) -> Node | None:
         """Return the node, living, awaited or lost, whose rank is fixed to this number; None without such a node."""
