@@ -69,6 +69,8 @@ PLACE_S = 10.0
 """Seconds in which the message of a piece must arrive; it was sent before the piece, on another connection."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Most bytes of the transfers that arrive on a link at a time: the machine's memory."""
+OVERTAKEN = 1000
+"""Most transfers whose messages may arrive after that of a later transfer: one for each thread that sends at once."""
 
 _Index = Annotated[int, Meta(ge=0)]
 
@@ -168,6 +170,7 @@ class BulkLink:
         self._incoming: dict[int, Incoming] = {}
         self._arriving = 0  # bytes of these transfers
         self._announced = 0  # highest number
+        self._overtaken: set[int] = set()  # lower numbers whose messages have not arrived
         self._by_link: dict[int, list[Buffer]] = {}  # parts that came by the link before their message
         self._early: set[int] = set()  # numbers of transfers whose pieces came before their messages
         self._held: collections.deque[tuple[bytes, list[Buffer], Incoming | None]] = collections.deque()
@@ -266,7 +269,7 @@ class BulkLink:
             if incoming is not None:
                 incoming.pieces.check(header)
                 return incoming.place(header)
-            if header.transfer <= self._announced:
+            if not self._expects(header.transfer):
                 raise RemoteWireError(f"a piece of transfer {header.transfer}, which is complete")
             first = header.transfer not in self._early
             self._early.add(header.transfer)
@@ -365,7 +368,7 @@ class BulkLink:
         elif isinstance(message, Inline):
             with self._lock:
                 incoming = self._incoming.get(message.transfer)
-                if incoming is None and message.transfer > self._announced:
+                if incoming is None and self._expects(message.transfer):
                     self._by_link[message.transfer] = parts[1:]
                 if incoming is None or incoming.complete:
                     return
@@ -376,6 +379,10 @@ class BulkLink:
                 self._accept(message)
         else:
             self.end(message.why, message.session)
+
+    def _expects(self, transfer: int) -> bool:
+        """Return True if the message of *transfer* may still arrive. Threads that send at once overtake one another."""
+        return transfer in self._overtaken or 0 < transfer - self._announced <= OVERTAKEN - len(self._overtaken)
 
     def _accept(self, message: Open) -> None:
         """Let the peer connect to this process's bulk port."""
@@ -391,7 +398,7 @@ class BulkLink:
     def _begin(self, message: Announce, parts: list[Buffer]) -> None:
         """Keep a message until its transfer is complete, and all later messages behind it."""
         sizes = [size for _, size in message.rows]
-        if sum(sizes) + self._arriving > MEMORY or message.transfer <= self._announced:
+        if sum(sizes) + self._arriving > MEMORY or not self._expects(message.transfer):
             raise RemoteWireError(f"a transfer of {sum(sizes)} bytes, or one that came before")
         if any(index >= len(parts) for index, _ in message.rows):
             raise RemoteWireError("a transfer with parts that the message does not have")
@@ -402,7 +409,9 @@ class BulkLink:
         with self._lock:
             if self._closed:
                 return
-            self._announced = message.transfer
+            self._overtaken.update(range(self._announced + 1, message.transfer))
+            self._overtaken.discard(message.transfer)
+            self._announced = max(self._announced, message.transfer)
             self._incoming[message.transfer] = incoming
             self._arriving += incoming.size
             self._early.discard(message.transfer)

@@ -234,6 +234,36 @@ async def test_an_error_of_a_handler_reaches_the_policy_and_the_next_message_arr
     assert [header for header, _ in pair.far.arrived] == [b"one", b"two"]
 
 
+async def test_a_message_that_another_thread_has_overtaken_arrives(pair):
+    one, two = array(2 * MIB), array(3 * MIB)
+    first = pair.near.bulk.pack(b"one", [one])
+    pair.near.send(b"two", two)
+    pair.near._link(*first)
+    await pair.far.until(2)
+    same(pair.far.arrived[0], b"two", two)
+    same(pair.far.arrived[1], b"one", one)
+
+
+async def test_a_message_that_was_overtaken_arrives_though_its_streams_broke(pair):
+    pair.near.send(b"zero", array(MIB))
+    await pair.far.until(1)
+    first = pair.near.bulk.pack(b"one", [array(2 * MIB)])
+    pair.near.send(b"two", array(MIB))
+    break_streams(pair.near)
+    await eventually(lambda: not pair.near.bulk._outgoing)  # all goes by the link
+    pair.near._link(*first)
+    await pair.far.until(3)
+    assert [header for header, _ in pair.far.arrived] == [b"zero", b"two", b"one"]
+
+
+async def test_a_number_far_ahead_is_refused(pair, caplog):
+    rows = [(0, 8)]
+    pair.far.receive(bulk.MARK + bulk._encode(bulk.Announce(1 << 60, rows, b"x")), [b""])
+    assert "dropped a message about bulk streams" in caplog.text
+    pair.near.send(b"one", array(MIB))
+    await pair.far.until(1)
+
+
 async def test_a_duplicate_of_a_message_is_dropped(pair, caplog):
     pair.near.send(b"one", array(MIB))
     await pair.far.until(1)
