@@ -82,7 +82,7 @@ def target_for(
     The last of *parts* begins to arrive, and has *size* bytes. *again* is called on the loop when the next receive from
     this sender begins to wait.
     """
-    if frame.transfer is not None or frame.unwritten:
+    if frame.transfer is not None or frame.unwritten or frame.stream:
         return None
     key = (frame.src, frame.stream)
     messenger.late_targets[key] = again  # first: a receive that this look-up does not see finds it

@@ -295,6 +295,13 @@ async def test_a_receive_that_waits_later_asks_the_streams_to_ask_again():
     assert torch.equal(receiver.target, numbers())
 
 
+async def test_streams_do_not_ask_again_for_a_broadcast():
+    receiver = Receiver(numbers(), torch.zeros(COUNT))
+    receiver.frame = frames.UserMessage(1, 1, "a:0", receiver.a.id, "tree", 1000)
+    assert receiver.begin() is None
+    assert not receiver.messenger.late_targets, "no receive into a tensor would take it out"
+
+
 @pytest.mark.parametrize("form", ["array", "pickled"])
 async def test_streams_receive_into_the_tensor_without_a_copy(no_copy, form):
     receiver = Receiver(numbers(), torch.zeros(COUNT))
