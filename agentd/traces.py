@@ -104,8 +104,7 @@ class TraceFiles:
             self._drop(question.namespace)
             return TraceSlice(now=time.monotonic())
         try:
-            with os.scandir(directory) as entries:  # the directory may be a user's, with any number of files
-                names = sorted(entry.name for entry in itertools.islice(entries, MAX_TRACE_FILES))
+            names = sorted(filter(str.isascii, _names(directory)))  # no id of a worker has bytes that are not UTF-8
             if not question.name:
                 return TraceSlice(names, now=time.monotonic(), clock=measured)
             if question.name not in names:  # so it is no path either
@@ -138,11 +137,18 @@ class TraceFiles:
         if timer is not None:
             timer.cancel()
         directory, living = self._directory(namespace), self._living.get(namespace, set())
-        with contextlib.suppress(FileNotFoundError, PermissionError), as_user(self._users.get(namespace)):
-            for name in os.listdir(directory):
+        with as_user(self._users.get(namespace)), contextlib.suppress(OSError):  # a user may put anything there
+            for name in _names(directory):
                 if name.partition("_")[0] not in living:  # "WORKER_CHILD" is that of a child of the worker
-                    (directory / name).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        os.unlink(directory / name)
             if not living:
                 directory.rmdir()
         if not living:
             self._users.pop(namespace, None)
+
+
+def _names(directory: Path) -> list[str]:
+    """Return the names in *directory*, some of them if there are very many: it may be a user's. Raise OSError."""
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in itertools.islice(entries, MAX_TRACE_FILES)]

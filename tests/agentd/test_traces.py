@@ -12,6 +12,8 @@ import pytest
 from agentd import traces
 from agentd.traces import TraceFiles
 from rlinf_actors.tracing.clocks import Sample
+from rlinf_actors.wire import control_codec
+from rlinf_actors.wire.agent_messages import TraceSent
 from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, TraceQuestion
 from rlinf_actors.wire.values import WorkerSpec
 
@@ -71,6 +73,26 @@ def test_what_is_no_file_in_a_traces_place_does_not_hold_agentd(files: TraceFile
     for name in ("w-0", "w-1"):
         answer = files.answer(TraceQuestion("job", name), [])
         assert (answer.data, bool(answer.fault)) == (b"", True)
+
+
+def test_what_a_user_puts_beside_its_traces_does_not_end_agentd(files: TraceFiles, tmp_path: Path) -> None:
+    """An exception in a callback ends agentd, and so the robots of all users."""
+    trace = Path(files.path_for(spec("w-0")))
+    (trace.parent / "directory" / "in it").mkdir(parents=True)
+    os.close(os.open(os.fsencode(trace.parent) + b"/\xff", os.O_CREAT))
+    write(str(trace))
+    listing = files.answer(TraceQuestion("job"), [])
+    assert listing.names == ["directory", "w-0"]
+    control_codec.encode(control_codec.Notice(TraceSent("1", listing)))
+    assert files.answer(TraceQuestion("job", "directory"), []).fault
+    files.ended(spec("w-0"))
+    files.answer(TraceQuestion("job", drop=True), [])
+    assert [path.name for path in trace.parent.iterdir()] == ["directory"]
+    trace.parent.joinpath("directory", "in it").rmdir()
+    trace.parent.joinpath("directory").rmdir()
+    trace.parent.rmdir()
+    trace.parent.symlink_to(trace.parent)
+    files.answer(TraceQuestion("job", drop=True), [])
 
 
 def test_job_sees_only_its_own_traces(files: TraceFiles) -> None:
