@@ -115,7 +115,7 @@ async def take_inventory(run_dir: str, keep: bool, users: Users | None = None) -
         template.workers = [worker for worker in template.workers if worker.id in known]
         unknown |= {worker.id for worker in template.strays}
         survivors.workers.update({worker.id: known[worker.id] for worker in template.workers})
-    survivors.since = min((one.inventory.since for one in survivors.templates if one.workers), default=0.0)
+    survivors.since = _since(survivors.templates)
     left = [known[id] for id in known.keys() - survivors.workers.keys()]
     for worker in left:
         survivors.lost.setdefault(worker.spec.id, "its agentd and the template that it came from had both ended")
@@ -128,6 +128,20 @@ async def take_inventory(run_dir: str, keep: bool, users: Users | None = None) -
         survivors.ledger = OrderLedger(None)
     _remove_files_except(run_dir, {template.stem for template in survivors.templates})
     return survivors
+
+
+def _since(templates: Iterable[SurvivingTemplate]) -> float:
+    """Return when the last registered agentd ended, as the *templates* with workers say; 0 if unknown.
+
+    A user's code may act as a template and name an early time, after which workers are ended. So the latest time of all
+    users counts: no user ends the workers of others.
+    """
+    said: dict[str, float] = {}
+    for one in templates:
+        if one.workers:
+            user = one.record.key.user
+            said[user] = min(said.get(user, one.inventory.since), one.inventory.since)
+    return max(said.values(), default=0.0) if 0.0 not in said.values() else 0.0
 
 
 def other_protocols(run_dir: str) -> list[int]:

@@ -7,13 +7,14 @@ the fork happens in the template. A packet has at most MAX_PACKET bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Union
+from typing import Annotated, Union
 
 import msgspec
+from msgspec import Meta
 
 from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.bounds import Address, Method, Name, OfNode, Path, Report, Some, Text, Variables
-from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, checked
+from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
@@ -25,6 +26,10 @@ TEXT_CHARS = 1000
 
 Without this limit the text, or a packet with many such texts, could become too long to send.
 """
+FilePath = Annotated[Path, Meta(pattern=r"\A[^\0]*\Z")]
+"""A path of a template, which may be run by a user's code: without NUL, which system calls do not take."""
+Position = Annotated[int, Meta(ge=0, le=2**62)]
+"""A position in a file of a template, or an inode."""
 
 
 class WorkerPlace(ControlMessage, frozen=True):
@@ -202,7 +207,7 @@ class TemplateReady(ControlMessage, frozen=True):
     forks: bool
     why: Text = ""
     installed: Text = ""
-    paths: Some[Path] = []
+    paths: Some[FilePath] = []
 
 
 class TemplateFailed(ControlMessage, frozen=True):
@@ -233,8 +238,8 @@ class WorkerUp(ControlMessage, frozen=True, tag="Up"):
 
     id: Name
     endpoint: Endpoint
-    port: int
-    master_port: int
+    port: Port
+    master_port: Port
 
 
 class StartFailed(ControlMessage, frozen=True):
@@ -358,10 +363,10 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
     pid: Pid = 0
     up: Union[WorkerUp, None] = None
     exit: Union[ExitReport, None] = None
-    out_path: Path = ""
-    err_path: Path = ""
-    out_read: tuple[int, int] = (0, 0)
-    err_read: tuple[int, int] = (0, 0)
+    out_path: FilePath = ""
+    err_path: FilePath = ""
+    out_read: tuple[Position, Position] = (0, 0)
+    err_read: tuple[Position, Position] = (0, 0)
     request: int = 0
     granted: bool = False
     asked_at: Number = 0.0
@@ -377,7 +382,7 @@ class Inventory(ControlMessage, frozen=True):
 
     since: Number
     installed: Text = ""
-    paths: Some[Path] = []
+    paths: Some[FilePath] = []
 
 
 LEASE_LOST_CODE = 76

@@ -17,9 +17,10 @@ from agentd import adoption, templates
 from agentd.adoption import Survivors, end_template
 from agentd.health import HealthTable
 from agentd.keeper_client import KeeperClient
+from agentd.launch_plan import TemplateKey
 from agentd.logs import MAX_LINE, WINDOW, LogForwarder
 from agentd.run_dir import OrderLedger
-from agentd.templates import TemplateProcess
+from agentd.templates import SurvivingTemplate, TemplateProcess, TemplateRecord
 from agentd.users import User
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire import template_protocol as packets
@@ -55,6 +56,24 @@ async def test_malformed_packet_ends_its_template_and_not_agentd(hostile):
     await asyncio.wait_for(ended.wait(), pace.PATIENCE_S)
     assert "its template was killed: not a packet for agentd" in template.failure
     assert taken == [], "what comes after it is not read"
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        packets.TemplateReady(1, "3", True, paths=["/\0"]),
+        packets.Inventory(0.0, paths=["/\0"]),
+        packets.SurvivingWorker("w", out_path="/\0"),
+        packets.SurvivingWorker("w", err_path="\n\0"),
+        packets.SurvivingWorker("w", out_read=(2**64 - 1, 1)),
+        packets.SurvivingWorker("w", err_read=(0, -1)),
+        packets.WorkerUp("w", Endpoint("e"), 65536, 0),
+    ],
+)
+def test_what_no_system_call_takes_is_no_packet(packet):
+    """It would raise in agentd, which an exception in a callback ends."""
+    with pytest.raises(RemoteWireError, match="not a packet for agentd"):
+        packets.decode_to_agent(packets.encode(packet))
 
 
 async def test_packets_of_what_outlives_a_template_do_not_hold_agentd(hostile):
@@ -275,3 +294,25 @@ async def test_template_that_lists_workers_for_ever_is_not_adopted(monkeypatch):
                 theirs.send(packets.encode(packets.SurvivingWorker("w")))
         with pytest.raises(RemoteWireError, match="more than 50 workers"):
             await adoption._receive_inventory(ours)
+
+
+@pytest.mark.parametrize(
+    ("said", "since"),
+    [
+        ({}, 0.0),
+        ({"a": 7.0}, 7.0),
+        ({"a": 1.0, "": 7.0}, 7.0),
+        ({"a": 1.0, "b": 0.0}, 0.0),
+    ],
+    ids=["none", "one", "a liar", "unknown"],
+)
+def test_no_user_says_that_agentd_ended_long_ago(said, since):
+    """The workers of all users would be ended, as if the head had been silent for a lease."""
+    found = [
+        SurvivingTemplate(
+            TemplateRecord(1, 1, "", 1, TemplateKey("python", (), user=user)), -1, None, "", [object()],
+            packets.Inventory(at),
+        )
+        for user, at in said.items()
+    ]  # fmt: skip
+    assert adoption._since(found) == since
