@@ -2,7 +2,7 @@
 
 ``python -I -S keeper.py LISTENER PATH [stay]``: agentd runs its own keeper, or ``agentd --keeper`` runs the keeper of
 rlinf-workers@.service. LISTENER is an inherited listening socket; PATH is its path, shown by ps. The keeper outlives
-agentd.
+agentd. ``python -I -S keeper.py as FD PROGRAM ...`` is no keeper: see `run_as`.
 
 Theory of operation. agentd connects to the keeper's socket, says hello, and asks the keeper to start templates. The
 keeper is the parent of every template, and a subreaper: when a template ends, whatever ran below it becomes the
@@ -17,8 +17,8 @@ The keeper ends when it has no agentd and no child; with ``stay`` only by SIGTER
 the keeper itself is killed, templates go on (those that are still importing end), and agentd starts another keeper.
 
 House rules:
-* One thread, one poll loop. Nothing blocks. Imports little, and from the standard library only: the keeper runs for
-  long.
+* One thread, one poll loop. Nothing blocks, not even the execution of a program, whose user can hold it up by a lease
+  (fcntl). Imports little, and from the standard library only: the keeper runs for long.
 * It takes orders from processes of its own user alone, but not from those below it, which are workers. It has one
   agentd at a time: the last that said hello.
 * A process of another user than the keeper's changes its user before it executes the template: afterwards it would not
@@ -45,13 +45,23 @@ CONTROL, OWNER = 3, 4
 """Descriptors of a template: the socket to its agentd, and the pidfd of the driver that owns agentd, if any."""
 ORPHANS_S = 1.5
 """Seconds from a template's end until the keeper kills its workers: ROBOT_END_S of wire.template_protocol."""
+EXEC_S = 8.0
+"""Seconds that the execution of an interpreter may take, usually a millisecond. agentd waits for an answer longer."""
 TEMPLATES_S = 8.0
 """Seconds that a template may take to end: robot workers get 1.5 s, and the processes that it kills 5 s."""
+_MOST_TEXT = 500  # bytes
 _CREDENTIALS = struct.Struct("3i")
 _PR_SET_DUMPABLE = 4
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _CAPABILITY_VERSION = 47, 4, 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Start:
+    """A forked template that is about to execute its interpreter: *number* is that of agentd's order."""
+
+    def __init__(self, pid: int, number: int | None) -> None:
+        self.pid, self.number, self.due = pid, number, time.monotonic() + EXEC_S
 
 
 class Keeper:
@@ -67,6 +77,7 @@ class Keeper:
         self._agent: socket.socket | None = None
         self._keep = True
         self._ready: dict[int, bool] = {}  # templates, by pid
+        self._starting: dict[int, _Start] = {}  # those whose program is not executed yet, by descriptor of its error
         self._spare_until = 0.0  # orphans; 0 when none are spared
         self._kill_templates_at = 0.0  # 0 for never
         self._stop_asked = False
@@ -99,11 +110,15 @@ class Keeper:
                     os.read(fd, 4096)
                 elif fd == self._listener.fileno():
                     self._accept()
+                elif fd in self._starting:
+                    self._executed(fd)
                 elif fd in self._callers:
                     self._receive_from(self._callers[fd])
+            self._give_up_starts()
 
     def _patience_ms(self) -> float | None:
         due = [at for at in (self._spare_until, self._kill_templates_at) if at]
+        due += [start.due for start in self._starting.values()]
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None  # poll rounds up
 
     def _on_sigterm(self, *_: object) -> None:
@@ -147,6 +162,8 @@ class Keeper:
         """If the child *pid* has ended, reap it and return True; otherwise return False. If the child was a template,
         or can have been a worker because it led a session, report its exit status to agentd.
         """
+        if any(one.pid == pid for one in self._starting.values()):
+            return False  # `_executed` does
         leads = session(pid) == pid
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
@@ -159,13 +176,16 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Start a template with the argv, env and user of *order* and the descriptors *fds*. Send agentd the template's
-        pid, start and pidfd. Raise OSError if the template cannot be started.
+        """Fork a template with the argv, env and user of *order* and the descriptors *fds*. `_executed` answers agentd
+        once the interpreter is executed. Raise OSError if the template cannot be forked.
+
+        An agentd of an earlier version does not number its orders, and takes answers in their order: the keeper waits.
         """
-        argv, env, user = order["argv"], order["env"], order.get("user")
+        argv, env, user, number = order["argv"], order["env"], order.get("user"), order.get("number")
         assert isinstance(argv, list)
         assert isinstance(env, dict)
         assert user is None or isinstance(user, dict)
+        assert number is None or isinstance(number, int)
         this = os.getpid()
         failed, tell = os.pipe2(os.O_CLOEXEC)
         try:
@@ -173,31 +193,56 @@ class Keeper:
             if pid == 0:
                 try:
                     become(this, fds, argv, env, user)
-                except OSError as error:
-                    os.write(tell, struct.pack("i", error.errno))
+                except BaseException as error:  # noqa: BLE001 - agentd gets it
+                    text = getattr(error, "strerror", None) or repr(error)
+                    number = getattr(error, "errno", None) or errno.EINVAL
+                    os.write(tell, struct.pack("i", number) + text.encode()[:_MOST_TEXT])
                 finally:
                     os._exit(127)
-            os.close(tell)
-            tell = -1
-            code = os.read(failed, 4)  # returns when the program is executed
-        finally:
+        except OSError:
             os.close(failed)
-            if tell >= 0:
-                os.close(tell)
-        if code:
-            os.waitpid(pid, 0)
-            (number,) = struct.unpack("i", code)
-            raise OSError(number, os.strerror(number))
+            raise
+        finally:
+            os.close(tell)
         self._ready[pid] = False
+        self._starting[failed] = _Start(pid, number)
+        self._poll.register(failed, select.POLLIN)
+        if number is None:
+            self._executed(failed)
+
+    def _executed(self, failed: int) -> None:
+        """Tell agentd that a template executes its interpreter, with pid, start and pidfd; or why it does not."""
+        error = os.read(failed, 4 + _MOST_TEXT)  # nothing if the program is executed
+        start = self._forget_start(failed)
+        if error:
+            os.waitpid(start.pid, 0)
+            del self._ready[start.pid]
+            (number,) = struct.unpack_from("i", error)
+            self._tell({"errno": number, "text": error[4:].decode(errors="replace"), "number": start.number})
+            return
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(start.pid)
             try:
-                self._tell({"pid": pid, "began": began(pid)}, [pidfd])
+                self._tell({"pid": start.pid, "began": began(start.pid), "number": start.number}, [pidfd])
             finally:
                 os.close(pidfd)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-            raise
+        except OSError as why:
+            os.kill(start.pid, signal.SIGKILL)
+            self._tell({"errno": why.errno, "number": start.number})
+
+    def _give_up_starts(self) -> None:
+        """Kill the templates whose interpreter is not executed within EXEC_S, and tell agentd."""
+        for failed, start in list(self._starting.items()):
+            if start.due <= time.monotonic():
+                self._forget_start(failed)
+                os.kill(start.pid, signal.SIGKILL)
+                text = f"its execution takes longer than {EXEC_S:g} s: its file system hangs, or a process has a lease"
+                self._tell({"errno": errno.ETIMEDOUT, "text": text, "number": start.number})
+
+    def _forget_start(self, failed: int) -> _Start:
+        self._poll.unregister(failed)
+        os.close(failed)
+        return self._starting.pop(failed)
 
     # --- agentd ---
 
@@ -226,7 +271,7 @@ class Keeper:
                 self._disconnect(caller)
             else:
                 self._obey(caller, json.loads(data), fds)
-        except (ValueError, KeyError, TypeError, AssertionError):  # not from our agentd
+        except (ValueError, LookupError, TypeError, AssertionError):  # not from our agentd, or without its descriptors
             self._disconnect(caller)
         finally:
             for fd in fds:
@@ -253,7 +298,7 @@ class Keeper:
                     raise OSError(errno.ESHUTDOWN, os.strerror(errno.ESHUTDOWN))
                 self._start(packet, fds[1:])
             except OSError as error:
-                self._tell({"errno": error.errno})
+                self._tell({"errno": error.errno, "number": packet.get("number")})
         elif what == "ready":
             template = order["pid"]
             assert isinstance(template, int)
@@ -294,7 +339,10 @@ def drop(user: dict[str, object]) -> None:
     assert isinstance(groups, list)
     assert isinstance(limits, dict)
     for name, value in limits.items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
+        try:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
+        except (ValueError, OverflowError) as error:
+            raise PermissionError(errno.EPERM, f"limits in [workers] has {name} = {value}: {error}") from None
     os.umask(umask)
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
@@ -338,6 +386,17 @@ def become(
         os.dup2(fd, number)
     os.chdir("/")
     os.execve(argv[0], argv, env)
+
+
+def run_as(order: int, argv: list[str]) -> None:
+    """Execute the program *argv* as another user. The file *order* has what `drop` needs, and the environment.
+
+    agentd waits for the execution of what it starts. So it starts this file, which no user can hold up.
+    """
+    with open(order, "rb") as file:
+        packet = json.load(file)
+    drop(packet["user"])
+    os.execve(argv[0], argv, packet["env"])
 
 
 def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
@@ -422,6 +481,8 @@ def kill(pid: int) -> None:
 
 
 def main() -> None:
+    if sys.argv[1] == "as":
+        run_as(int(sys.argv[2]), sys.argv[3:])
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # orders have the environments of all jobs; templates are dumpable again
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")

@@ -19,8 +19,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -64,6 +65,7 @@ class _StartOrder(msgspec.Struct):
     user: dict[str, object] | None = None  # of the process, for keeper.drop; None for the keeper's own user
     held: bool = False  # True until the keeper has said whether it changes users
     sent: int = 0  # number of keepers that have got this request
+    number: int = 0  # in the answer
 
     def close(self) -> None:
         while self.fds:
@@ -167,7 +169,8 @@ class KeeperClient:
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._ending: dict[int, subprocess.Popen[bytes]] = {}  # keepers that closed their sockets, by pidfd
-        self._orders = deque[_StartOrder]()  # not answered yet; the keeper answers in order
+        self._orders = deque[_StartOrder]()  # not answered yet; a keeper of an earlier version answers in order
+        self._numbers = count(1)
         self._greeted = self._changes_users = False
         self._silence: asyncio.TimerHandle | None = None
         self._unreaped: set[int] = set()  # ended processes whose statuses no keeper told
@@ -214,7 +217,7 @@ class KeeperClient:
         Raises:
             OSError: the keeper cannot be reached.
         """
-        order = _StartOrder(argv, env, [], self._loop.create_future(), user)
+        order = _StartOrder(argv, env, [], self._loop.create_future(), user, number=next(self._numbers))
         try:
             for fd in fds:
                 order.fds.append(os.dup(fd))
@@ -392,13 +395,14 @@ class KeeperClient:
         if order.user is not None and not self._changes_users:
             raise OSError(_TOO_OLD)
         with open(os.memfd_create("start"), "w+b") as file:
-            file.write(json.dumps({"argv": list(order.argv), "env": order.env, "user": order.user}).encode())
+            packet = {"argv": list(order.argv), "env": order.env, "user": order.user, "number": order.number}
+            file.write(json.dumps(packet).encode())
             file.flush()
             file.seek(0)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # as in `begin`
                 socket.send_fds(self._socket, [b'{"do": "start"}'], [file.fileno(), *order.fds])
 
-    def _greet(self, packet: dict[str, int]) -> None:
+    def _greet(self, packet: dict[str, Any]) -> None:
         """Take the keeper's greeting, and send the requests that waited for it."""
         self.pid, self._greeted, self._changes_users = packet["keeper"], True, bool(packet.get("users"))
         for order in [order for order in self._orders if order.held]:
@@ -445,13 +449,21 @@ class KeeperClient:
             self._silence.cancel()
             self._silence = None
 
-    def _take(self, packet: dict[str, int], fds: list[int]) -> None:
+    def _answered(self, packet: dict[str, Any]) -> _StartOrder:
+        """Remove and return the request that the keeper's *packet* answers."""
+        number = packet.get("number")
+        order = next(one for one in self._orders if number in (None, one.number))
+        self._orders.remove(order)
+        return order
+
+    def _take(self, packet: dict[str, Any], fds: list[int]) -> None:
         if "keeper" in packet:
             self._greet(packet)
         elif "errno" in packet:
-            self._orders.popleft().fail(OSError(packet["errno"], os.strerror(packet["errno"])))
+            text = packet.get("text") or os.strerror(packet["errno"])
+            self._answered(packet).fail(OSError(packet["errno"], text))
         elif "pid" in packet:
-            order = self._orders.popleft()
+            order = self._answered(packet)
             if not fds:  # no descriptor was left for it; the process ends because its socket is closed
                 order.fail(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             elif order.started.done():

@@ -31,7 +31,7 @@ def explain(error: OSError) -> str:
 
     EADDRINUSE is explained as "no TCP port is free", so the program must have asked for any free port.
     """
-    said = os.strerror(error.errno) if error.errno else str(error)
+    said = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
     if error.errno == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (

@@ -4,10 +4,14 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
+from functools import partial
 
+import pace
 import pytest
+from lease import leased
 
 from agentd import keeper
 from agentd.keeper import ORPHANS_S, Keeper
@@ -145,11 +149,72 @@ def test_stopping_keeper_starts_no_template(kept, agent, monkeypatch):
     kept._obey(theirs, {"do": "hello", "keep": True}, [])
     kept._stop()
     with open(os.memfd_create("start"), "w+b") as order:
-        order.write(b"{}")
+        order.write(b'{"number": 5}')
         order.seek(0)
         kept._obey(theirs, {"do": "start"}, [order.fileno()])
     ours.recv(100)
-    assert json.loads(ours.recv(100)) == {"errno": errno.ESHUTDOWN}
+    assert json.loads(ours.recv(100)) == {"errno": errno.ESHUTDOWN, "number": 5}
+
+
+def test_program_that_is_not_executed_in_time_is_given_up(kept, kernel, agent):
+    ours, theirs = agent
+    kept._obey(theirs, {"do": "hello", "keep": True}, [])
+    ours.recv(100)
+    failed, tell = os.pipe()
+    kept._starting[failed] = keeper._Start(TEMPLATE, 3)
+    kept._poll.register(failed)
+    kernel.now += keeper.EXEC_S - 0.1
+    kept._give_up_starts()
+    assert kernel.killed == []
+    kernel.now += 0.2
+    assert kept._patience_ms() == 0.0
+    kept._give_up_starts()
+    os.close(tell)
+    answer = json.loads(ours.recv(1000))
+    assert (answer["errno"], answer["number"]) == (errno.ETIMEDOUT, 3)
+    assert "its execution takes longer than" in answer["text"]
+    assert kernel.killed == [(TEMPLATE, KILLED)]
+    assert kept._patience_ms() is None
+    kernel.template_dies()
+    kept._tend_children()
+    assert TEMPLATE not in kept._ready, "it is reaped as any template"
+
+
+# --- the real one ---
+
+
+@pytest.fixture
+async def client(tmp_path):
+    made = KeeperClient(asyncio.get_running_loop(), tmp_path, keep=False)
+    null = os.open(os.devnull, os.O_RDWR)
+    yield partial(_start, made, null)
+    os.close(null)
+    await made.close()
+
+
+async def _start(client, null, argv, user=None):
+    started = await client.start(argv, {}, [null, null], user)
+    os.close(started.pidfd)
+    return started.pid
+
+
+@pytest.mark.live
+async def test_program_whose_execution_is_held_up_holds_up_no_other(client, tmp_path):
+    """A user can do that with a lease on the file; the keeper starts the templates of all users."""
+    with leased(shutil.copy("/bin/true", tmp_path / "program")) as lease:
+        held = asyncio.ensure_future(client([str(tmp_path / "program")]))
+        await asyncio.to_thread(lease.asked)
+        pid = await asyncio.wait_for(client(["/bin/true"]), pace.PATIENCE_S)
+        assert not held.done()
+    assert await asyncio.wait_for(held, pace.PATIENCE_S) not in (0, pid)
+
+
+@pytest.mark.live
+async def test_limit_that_cannot_be_set_is_named(client):
+    with pytest.raises(PermissionError, match=r"limits in \[workers\] has nofile = 1099511627776"):
+        await client(["/bin/true"], {**AS, "limits": {"nofile": 1 << 40}})
+    with pytest.raises(FileNotFoundError):
+        await client(["/nowhere/true"])
 
 
 # --- agentd's end ---
@@ -190,6 +255,22 @@ async def test_keeper_that_does_not_know_users_starts_no_process_as_another(gree
     own = client.start(["/bin/true"], {}, [0, 0])
     assert json.loads(peer.recv(4096)) == {"do": "start"}
     own.cancel()
+
+
+async def test_answers_are_for_the_orders_that_they_name(greeted):
+    client, peer = greeted
+    first, second = client.start(["/bin/a"], {}, [0, 0]), client.start(["/bin/b"], {}, [0, 0])
+    numbers = []
+    for _ in range(2):
+        _, fds, _, _ = socket.recv_fds(peer, 4096, 5)
+        numbers.append(json.loads(os.read(fds[0], 65536))["number"])
+        for fd in fds:
+            os.close(fd)
+    peer.send(json.dumps({"errno": errno.ETIMEDOUT, "text": "held up", "number": numbers[1]}).encode())
+    with pytest.raises(TimeoutError, match="held up"):
+        await second
+    assert not first.done()
+    first.cancel()
 
 
 async def test_orders_that_wait_for_the_greeting_are_answered_in_the_order_of_their_sending(greeted):
