@@ -7,6 +7,7 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -14,18 +15,17 @@ import platform
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Union
 
 import msgspec
 from msgspec.structs import replace
 
+from agentd import keeper
 from agentd.config import Config, launch_rules
-from agentd.keeper import drop
 from agentd.launch_plan import Rules, find_interpreter, process_environment
-from agentd.users import Users
+from agentd.users import User, Users
 from rlinf_actors.config_files import read_text
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.child_process import ChildEnd, fault_of, run_child
@@ -223,13 +223,13 @@ class HardwareQueries:
         if refused:
             log.warning("refused a query for %s: %s", question.type, refused)
             return HardwareAnswer(kind="failed", text=refused)
-        root, environment, become = self._root, self._environment(), None
+        root, environment = self._root, self._environment()
         try:
             user = self._users.of_driver(by.driver)
             rules = self._rules
             if user is not None:
                 root, environment = self._users.import_path, user.environment(environment)
-                rules, become = replace(rules, user=user), partial(drop, user.start_order())
+                rules = replace(rules, user=user)
             env = process_environment(environment, question.env, question.path_env_merge_mode)
             python = find_interpreter(question.interpreter, env, rules)
         except ValueError as error:
@@ -237,10 +237,40 @@ class HardwareQueries:
         limit_s = min(question.limit_s, MAX_LIMIT_S)
         given = msgspec.json.encode(question)
         async with self._turns[by.driver]:
-            end = await run_child(
-                _CHILD, [self._mode], python=python, env=env, timeout_s=limit_s, root=root, given=given, become=become
-            )
+            with _executing_as(user, env) as (through, given_env, fds):
+                end = await run_child(
+                    _CHILD,
+                    [self._mode],
+                    python=python,
+                    env=given_env,
+                    timeout_s=limit_s,
+                    root=root,
+                    given=given,
+                    through=through,
+                    fds=fds,
+                )
         return read_answer(end, f"enumerate() of {question.type}", limit_s)
+
+
+@contextlib.contextmanager
+def _executing_as(
+    user: User | None, env: Mapping[str, str]
+) -> Iterator[tuple[Sequence[str], Mapping[str, str], Sequence[int]]]:
+    """Yield what executes a program as *user* in the environment *env*: the beginning of the command line, the
+    environment and the descriptors of the process.
+
+    A driver's environment is not that of a process which is still agentd's user: LD_PRELOAD would run code in it.
+    """
+    if user is None:
+        yield (), env, ()
+        return
+    order = os.memfd_create("as")
+    try:
+        os.write(order, msgspec.json.encode({"user": user.start_order(), "env": env}))
+        os.lseek(order, 0, os.SEEK_SET)
+        yield (sys.executable, "-I", "-S", keeper.__file__, "as", str(order)), {}, (order,)
+    finally:
+        os.close(order)
 
 
 def read_answer(end: ChildEnd, whose: str, limit_s: float) -> HardwareAnswer:

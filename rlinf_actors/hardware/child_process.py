@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -30,6 +31,8 @@ _KILL_S = 0.5
 """Seconds after SIGKILL until a process counts as unkillable (in the uninterruptible sleep of a device driver)."""
 _MAX_OUTPUT = 1 << 20
 """Largest number of bytes that are read from a child's standard output, and from its standard error."""
+_MAX_HELD = 64 << 20
+"""Most bytes of each of them that are held in memory: a further write of the child fails."""
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START = """
@@ -67,7 +70,8 @@ async def run_child(
     python: str = sys.executable,
     root: str = _ROOT,
     given: bytes = b"",
-    become: Callable[[], object] | None = None,
+    through: Sequence[str] = (),
+    fds: Sequence[int] = (),
 ) -> ChildEnd:
     """Run ``main(argv)`` of *module* in a child process, wait for its end, and kill what is left of its process group.
 
@@ -82,25 +86,27 @@ async def run_child(
         python: the child's interpreter.
         root: directory from which the child imports the package rlinf_actors.
         given: bytes that the child can read from its standard input.
-        become: called in the child before it executes *python*, to change its user; None to keep this process's.
+        through: command line to which that of *python* is appended: the program that executes *python*. This function
+            waits for the execution of what it starts, so a file that another user can hold up goes through another one.
+        fds: descriptors that the child inherits.
     """
     # Files instead of pipes: a grandchild that keeps a pipe open, or fills it, cannot hold us up.
     with (
         os.fdopen(os.memfd_create("child-in"), "wb", buffering=0) as question,
-        os.fdopen(os.memfd_create("child-out"), "rb") as output,
-        os.fdopen(os.memfd_create("child-err"), "rb") as errors,
+        os.fdopen(_bounded_file("child-out"), "rb") as output,
+        os.fdopen(_bounded_file("child-err"), "rb") as errors,
     ):
         question.write(given)
         question.seek(0)
         try:
             child = subprocess.Popen(  # noqa: ASYNC220 - milliseconds; asyncio's own would wait on a thread
-                [python, "-c", _START, root, module, str(os.getpid()), *arguments],
+                [*through, python, "-c", _START, root, module, str(os.getpid()), *arguments],
                 stdin=question,
                 stdout=output,
                 stderr=errors,
                 env=dict(env),
                 start_new_session=True,
-                preexec_fn=become,
+                pass_fds=fds,
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: a variable with a null byte
             return ChildEnd(None, note=f"its process cannot be started: {error}")
@@ -230,6 +236,13 @@ def _reap_orphans(leader: int) -> None:
             os.close(pidfd)
 
 
+def _bounded_file(name: str) -> int:
+    """Return the descriptor of a file in memory to which any program can write at most _MAX_HELD bytes."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, _MAX_HELD)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
+
+
 def _content(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    return os.pread(fd, min(size, _MAX_OUTPUT), 0)
+    return os.pread(fd, _MAX_OUTPUT, 0).rstrip(b"\0")

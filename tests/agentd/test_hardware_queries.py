@@ -5,26 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 import venv
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
 import pytest_asyncio
+from lease import leased
 
+from agentd import node_report
 from agentd import state_events as e
 from agentd.launch_plan import Rules
 from agentd.node_report import HardwareQueries, read_answer
 from agentd.session import Session
-from agentd.users import Users
+from agentd.users import User, Users
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError
-from rlinf_actors.hardware.child_process import ChildEnd
+from rlinf_actors.hardware.child_process import ChildEnd, run_child
 from rlinf_actors.head import operations
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye, LookForHardware, StopLooking
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, GetNodes
+from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, Piece
 from tests.memory_network import MemoryNetwork
@@ -254,3 +259,40 @@ class LabArm(Hardware):
 def register():
     pass
 """
+
+
+@pytest.fixture
+def place():
+    """A directory that all users can reach, with a program of user 61021."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        os.chmod(made, 0o711)
+        program = Path(made, "python")
+        program.write_text("#!/bin/sh\necho $(id -u) $(id -G) $LD_PRELOAD $(ulimit -c)\n")
+        program.chmod(0o755)
+        os.chown(program, 61021, 61030)
+        yield Path(made)
+
+
+@pytest.mark.live
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+async def test_users_interpreter_runs_as_that_user_and_does_not_hold_agentd(monkeypatch, place):
+    """Its user can hold its execution up by a lease, and has a say about its environment."""
+    lab = User("lab", 61021, 61030, (61030,), "/", "/bin/sh", "/", "/", limits={"core": 0})
+    started = []
+
+    async def run(*given, **options):
+        started.append((options["through"], options["env"]))
+        return await run_child(*given, **options)
+
+    monkeypatch.setattr(node_report, "run_child", run)
+    program = place / "python"
+    users = mock.Mock(import_path=str(place), of_driver=lambda driver: lab)
+    looker = HardwareQueries(Rules("n0", ""), "/", lambda: {"PATH": "/usr/bin:/bin"}, described=True, users=users)
+    with leased(program, lab.uid) as lease:
+        question = HardwareQuestion("Arm", 0, interpreter=str(program), env={"LD_PRELOAD": ""}, limit_s=60)
+        query = asyncio.ensure_future(looker.query(question, Launcher("d")))
+        await asyncio.to_thread(lease.asked)
+        assert not query.done()
+    assert "61021 61030 0" in (await query).text
+    (((python, *_), env),) = started
+    assert (python, env) == (sys.executable, {}), "what runs before the change of the user is agentd's own"

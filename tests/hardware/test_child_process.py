@@ -41,3 +41,20 @@ async def test_a_tool_of_another_user_is_left_running_and_named(
     assert (end.code, end.note) == (3, "")
     said = f"process {tool}, which the hardware probe started, cannot be killed: it became another user's process"
     assert {record.getMessage() for record in caplog.records} == {said}
+
+
+FLOODS = """#!/bin/sh
+head -c 100000000 /dev/zero | tr '\\0' x
+echo "$?" >&2
+"""
+
+
+@pytest.mark.live
+async def test_output_of_any_program_is_held_within_bounds(tmp_path: Path) -> None:
+    """An interpreter of a user need not run our code, which limits itself."""
+    program = tmp_path / "python"
+    program.write_text(FLOODS)
+    program.chmod(0o755)
+    end = await run_child("", [], python=str(program), env=dict(os.environ), timeout_s=60)
+    assert "write error: Operation not permitted" in end.errors
+    assert end.output == b"x" * (1 << 20)
