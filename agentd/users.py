@@ -17,9 +17,10 @@ import logging
 import os
 import pwd
 import re
-import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,7 @@ _SETGROUPS = {"x86_64": 116, "aarch64": 159}
 """The number of the system call by machine."""
 _SUFFIX = "-users"
 """Of the directory beside agentd's run directory, which has the users' run directories."""
+REMOVE_S = 3.0  # seconds for the removal of a directory of a user, who may have filled it
 _Account = tuple[pwd.struct_passwd, tuple[int, ...]]
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -293,11 +295,56 @@ def remove_run_dirs(run_dir: str) -> None:
         with contextlib.suppress(OSError):
             with as_user(User(uid, owner.st_uid, owner.st_gid, (), "", "", path, "")):
                 for name in ("w", "t", "trace"):
-                    shutil.rmtree(os.path.join(path, name), ignore_errors=True)
+                    _remove_tree(os.path.join(path, name))
             os.rmdir(path)
-    shutil.rmtree(os.path.join(parent, "pkg"), ignore_errors=True)
+    _remove_tree(os.path.join(parent, "pkg"))
     with contextlib.suppress(OSError):  # a user keeps something else there
         os.rmdir(parent)
+
+
+def _remove_tree(path: str) -> None:
+    """Remove the directory *path* with what is in it, for REMOVE_S seconds at most. What cannot be removed stays.
+
+    A user may have made it deeper than any path, or than this process has descriptors. So each directory below is moved
+    up to *path* before it is emptied. No link is followed.
+    """
+    until, numbers = time.monotonic() + REMOVE_S, count()
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        top = os.open(path, flags)
+        try:
+            found = _empty(top, top, numbers, until)
+            while found and time.monotonic() < until:
+                name = found.pop()
+                with contextlib.suppress(OSError):
+                    directory = os.open(name, flags, dir_fd=top)
+                    try:
+                        found += _empty(directory, top, numbers, until)
+                    finally:
+                        os.close(directory)
+                    os.rmdir(name, dir_fd=top)
+        finally:
+            os.close(top)
+        os.rmdir(path)
+
+
+def _empty(directory: int, top: int, numbers: Iterator[int], until: float) -> list[str]:
+    """Remove the files in *directory*, and move its directories to *top*. Return their names there."""
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if time.monotonic() > until:
+                break
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=directory)
+                elif directory == top:
+                    found.append(entry.name)
+                else:
+                    name = f".removed-{os.getpid()}-{next(numbers)}"
+                    os.rename(entry.name, name, src_dir_fd=directory, dst_dir_fd=top)
+                    found.append(name)
+    return found
 
 
 def make_public(path: str) -> None:
