@@ -36,6 +36,7 @@ _PATIENCE_S = 60.0  # seconds for which an ended worker's output waits for credi
 _MOST_NOTES = 100  # lines of agentd about the output of one worker, whose template may ask for any number
 
 _COUNTED = 1 << 20  # bytes read at a time when lines are counted
+_MOST_COUNTED = 256 << 20  # bytes of a file in which lines are counted: a worker can make a file of any size, by a hole
 
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
@@ -161,10 +162,12 @@ class _File(msgspec.Struct):
 
 
 def _count(file: io.FileIO, start: int) -> int:
-    """Return the number of lines after byte *start* of a file. An unfinished last line counts as a line."""
+    """Return the number of lines in the _MOST_COUNTED bytes after byte *start* of a file. An unfinished last line
+    counts as a line.
+    """
     file.seek(start)
     lines, last = 0, b"\n"
-    while data := file.read(_COUNTED):
+    while file.tell() < start + _MOST_COUNTED and (data := file.read(_COUNTED)):
         lines, last = lines + data.count(b"\n"), data[-1:]
     return lines + (last != b"\n")
 

@@ -1,6 +1,7 @@
 """Reading of logs: lines, cuts, credit. Real files, without processes or a running loop."""
 
 import asyncio
+import os
 
 import pace
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
 
-from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, split
+from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, _File, split
 from rlinf_actors.wire.agent_messages import UPDATE
 
 
@@ -347,3 +348,12 @@ def test_ending_agent_reports_unread_lines(kit):
     shown = len(kit.lines())
     kit.logs.end()
     assert (kit.reports[-1].left, kit.reports[-1].where, kit.reports[-1].final) == (4096 - shown, str(out), False)
+
+
+@pytest.mark.timeout(20)
+def test_lines_of_a_file_of_any_size_are_counted_soon(tmp_path):
+    """A worker can make its log file as long as the file system allows, by a hole; agentd would never end."""
+    path = tmp_path / "huge"
+    path.write_text("a line\n")
+    os.truncate(path, 1 << 40)
+    assert _File(str(path), "out", 0).left() == 2
