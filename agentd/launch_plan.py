@@ -325,8 +325,9 @@ def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -
             f"interpreter {path} is not below a directory that agentd allows there ({', '.join(rules.allowed)}): "
             "add one to its configuration, or use an interpreter below one of these"
         )
-    if found is None:
-        exists = os.path.exists(expanded)
+    with as_user(rules.user):  # which() asks for agentd's own user, and no answer may show what is closed to the user
+        exists = os.path.exists(path)
+    if found is None or not exists:
         raise ValueError(
             f"interpreter {wanted} {'cannot be executed' if exists else 'does not exist'} there: "
             "look at python_interpreter_path in the node group's env_configs"

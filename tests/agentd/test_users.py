@@ -12,7 +12,8 @@ import pytest
 
 from agentd import users
 from agentd.config import Config
-from agentd.users import User, Users
+from agentd.launch_plan import Rules, find_interpreter
+from agentd.users import User, Users, as_user
 from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError
 
@@ -102,3 +103,51 @@ def test_run_directory_that_users_cannot_reach_is_refused(monkeypatch):
         assert os.stat(user.run_dir).st_uid == 61021
         made.close()
         assert sorted(os.listdir(place)) == ["log"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_tree_of_a_user_is_removed_however_deep_it_is(monkeypatch):
+    """And as that user: a link leads to nothing that the user may not remove."""
+    account = pwd.struct_passwd(("lab", "x", 61021, 61030, "", "/", "/bin/sh"))
+    monkeypatch.setattr(users.pwd, "getpwnam", lambda name: account)
+    monkeypatch.setattr(users.os, "getgrouplist", lambda name, gid: [gid])
+    place = tempfile.mkdtemp(dir="/dev/shm")  # the usual run directory, /run, is of memory too
+    try:
+        os.chmod(place, 0o711)
+        kept = Path(place, "kept")
+        kept.mkdir(mode=0o777)
+        (kept / "file").write_text("of agentd's user")
+        made = Users(Config(users={"d": "lab"}), f"{place}/run", f"{place}/log")
+        user = made.of_driver("d")
+        assert user is not None
+        with as_user(user):
+            os.symlink(kept, f"{user.run_dir}/w/link")
+            at = os.open(f"{user.run_dir}/w", os.O_RDONLY)
+            for _ in range(1500):
+                for name in ("deep", "beside"):
+                    os.mkdir(name, dir_fd=at)
+                below = os.open("deep", os.O_RDONLY, dir_fd=at)
+                os.close(at)
+                at = below
+            os.close(os.open("file", os.O_CREAT, dir_fd=at))
+            os.close(at)
+        made.close()
+        assert sorted(os.listdir(place)) == ["kept", "log"]
+        assert (kept / "file").exists()
+    finally:
+        subprocess.run(["rm", "-rf", place], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_an_interpreters_lookup_shows_nothing_that_is_closed_to_the_user(tmp_path):
+    secret = tmp_path / "secret"
+    secret.mkdir(mode=0o700)
+    (secret / "program").write_text("")
+    (secret / "program").chmod(0o755)
+    said = set()
+    for name in ("program", "nothing"):
+        with pytest.raises(ValueError, match="does not exist there") as error:
+            find_interpreter(f"{secret}/{name}", {}, Rules("n0", "", user=LAB))
+        said.add(str(error.value).replace(name, "NAME"))
+    assert len(said) == 1
+    assert find_interpreter("/bin/sh", {}, Rules("n0", "", user=LAB)) == "/bin/sh"
