@@ -102,6 +102,7 @@ class _Ending:
         threading.Thread(target=self._end, name="the end of a channel", daemon=True).start()  # joins the I/O thread
 
     def _end(self) -> None:
+        self._server.constructed.wait()  # else the creator takes the end of this host for a failed launch
         try:
 
             async def close() -> None:

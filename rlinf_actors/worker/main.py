@@ -276,6 +276,7 @@ def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -
         context.runtime.serving_thread = threading.get_ident()
     server.open(executor)
     server.answer(creation.peer, frames.Runs(creation.frame.id, "", protocol=PROTOCOL))
+    server.constructed.set()
     executor.serve(instance)
     method = executor.activity().method
     raise UsageError(STOPPED.format(f"{method}()" if method else "no call"))

@@ -21,6 +21,7 @@ import itertools
 import logging
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -92,6 +93,7 @@ class WorkerServer:
         activity: returns the call that runs now (`Calls.activity`). Any thread.
         remote_peers: watches peers on other machines. set by `opening.open_worker`; while None, they are not watched.
         creations: Create frames for the main thread.
+        constructed: set when the owner's Create has its answer: the user's class is constructed.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class WorkerServer:
         self.shared_calls = SharedCalls(self._handle, self.send)
         self._early: list[tuple[bytes, frames.AnyFrame, AuthenticatedParts]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
+        self.constructed = threading.Event()
 
     def bind(self, endpoint: str) -> str:
         return self._listener.bind(endpoint)
