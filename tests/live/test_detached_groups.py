@@ -264,10 +264,11 @@ class TestGetIfExists:
         pid = made(local, "wider")
 
         async def use(cluster):
-            group = dw.Keeper.create_group().launch(
-                cluster, NodePlacementStrategy([0, 1]), name="wider", get_if_exists=True
-            )
-            early = group.pid()
+            with lw.stopped(local.nodes[0].pid):  # the head, which cannot answer before the call
+                group = dw.Keeper.create_group().launch(
+                    cluster, NodePlacementStrategy([0, 1]), name="wider", get_if_exists=True
+                )
+                early = group.pid()
             await group
             with pytest.raises(UsageError, match="has 1 ranks, not 2 as this launch asked for: await the group"):
                 await early
