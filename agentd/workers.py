@@ -350,7 +350,7 @@ class Workers:
                 template.send(template_protocol.Settled([packet.id]))
         elif isinstance(packet, template_protocol.WorkerUp):
             worker = self._worker_of(template, packet.id)
-            if worker is not None and not worker.up:  # the head is told once
+            if worker is not None and not worker.up:  # else the head was told before
                 worker.up = True
                 self._report(WorkerReady(packet.id, worker.pid, packet.endpoint, packet.port, packet.master_port))
                 self._health.worker_up(packet.id, template)

@@ -23,7 +23,7 @@ _MAX_FILES = 2000
 
 
 class Looks:
-    """How many entries of directories may still be looked at: a user may fill those of an own interpreter."""
+    """A budget of directory entries to read, because users can fill the directories of their interpreters."""
 
     def __init__(self, left: int = 300_000) -> None:
         self.left = left

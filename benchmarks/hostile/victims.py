@@ -88,7 +88,7 @@ class RobotWorkers:
 
 
 class Outcome(msgspec.Struct):
-    """What the victims have measured and lost.
+    """Measurements of the victims, and the leases and sessions that they lost.
 
     Attributes:
         waits: seconds of each control round trip of the second driver, by kind of request.

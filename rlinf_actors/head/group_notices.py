@@ -61,7 +61,7 @@ class GroupNotices:
         self._changed[group.key] = group
 
     def replaced(self, group: Group, id: str) -> None:
-        """Tell nobody about this worker: its rank is started again, and the notice about its successor says so."""
+        """Drop the notice about a worker whose rank is started again: the notice about its successor tells of both."""
         group.changed.pop(id, None)
         for batch in self._due:
             if batch.group is group:

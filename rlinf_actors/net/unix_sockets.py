@@ -23,7 +23,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 def trusted(uid: int) -> bool:
-    """Return True if this process trusts what the user *uid* owns or runs: this user and root, and nobody else."""
+    """Return True if *uid* is this process's user or root: this process trusts what they own and run."""
     return uid in (os.geteuid(), 0)
 
 

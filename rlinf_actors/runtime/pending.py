@@ -138,7 +138,7 @@ def _answer_together(waiting: dict[int, Pending], frame: _Shared, parts: list[Bu
 
 
 class Listeners:
-    """What is called with each frame of `LISTENED`, by the number that the frame carries. Any thread."""
+    """The callbacks for frames of `LISTENED`, by the number in the frame. Any thread."""
 
     def __init__(self) -> None:
         self._all: dict[int, Callable[[frames.AnyFrame], object]] = {}

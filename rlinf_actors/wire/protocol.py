@@ -73,8 +73,8 @@ MAX_CONTROL_BYTES = 16 << 20
 MAX_ASKED_BYTES = MAX_CONTROL_BYTES // 2
 """Largest size in bytes of a control message to the head.
 
-It is smaller than MAX_CONTROL_BYTES because the head forwards the content and adds a token for each worker, and because
-the head does nothing else while it takes a message apart. Handles of 30,000 workers have 8 MiB.
+It is smaller than MAX_CONTROL_BYTES because the head forwards the content and adds a token for each worker. Handles of
+30,000 workers have 8 MiB.
 """
 MAX_SIZE = 100_000
 """Largest number of ranks of a group: the head iterates over them."""
