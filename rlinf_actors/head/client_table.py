@@ -244,7 +244,7 @@ class ClientTable:
         """Ask the agentd of *node* to watch every client on its host."""
         for clients, more in pieces(self._of_host.of(node.report.host)):
             for client in clients:
-                if self._clients.get(client.incarnation) is client:
+                if self._clients.get(client.incarnation) is client and self._head.nodes.get(node.id) is node:
                     self._watches.ask(client, node)
             if more:
                 yield
@@ -254,11 +254,14 @@ class ClientTable:
         for node in nodes:
             self._watches.ask(client, node)
 
-    def watched_on(self, node_id: str, incarnations: Iterable[str]) -> None:
-        """Record which clients the agentd of this node watches by order of an earlier head, as its hello says."""
-        for incarnation in incarnations:
-            if incarnation not in self._clients and self._ended.get(incarnation) is None:
-                self._expected.watched_on(node_id, incarnation)
+    def watched_on(self, node: Node, incarnations: Sequence[str]) -> Sliced[None]:
+        """Record which clients the agentd of *node* watches by order of an earlier head, as its hello says."""
+        for some, more in pieces(incarnations):
+            for incarnation in some if self._head.nodes.get(node.id) is node else ():
+                if incarnation not in self._clients and self._ended.get(incarnation) is None:
+                    self._expected.watched_on(node.id, incarnation)
+            if more:
+                yield
 
     def unwatch(self, node_id: str, heard: float) -> None:
         """Forget which clients the agentd of this node watches.

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,11 +22,12 @@ from rlinf_actors.head.commands import Answer, LogEvent
 from rlinf_actors.head.heaviest import Heaviest
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
+from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.protocol import printable
-from rlinf_actors.wire.values import ClusterEvent, EventKind
+from rlinf_actors.wire.values import ClusterEvent, EventKind, WorkerState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -288,11 +289,14 @@ def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | N
     return of_worker("worker_died", worker, node, ending(worker.exit))
 
 
-def of_end(group: Group) -> LogEvent:
-    """Return the log entry for a group that has ended."""
-    died = [w for w in group.workers.values() if w.exit is not None and not orderly(group.name, w.exit)]
-    count = len(group.workers)
-    how = f"{len(died)} of its {count} workers died" if died else f"its workers ({count}) were stopped"
+def of_end(group: Group, states: Sequence[WorkerState]) -> Sliced[LogEvent]:
+    """Return the log entry for a group that has ended, with these *states* of its workers."""
+    died = 0
+    for some, more in pieces(states, 10 * PIECE):
+        died += sum(one.exit is not None and not orderly(group.name, one.exit) for one in some)
+        if more:
+            yield
+    how = f"{died} of its {len(states)} workers died" if died else f"its workers ({len(states)}) were stopped"
     return of_group("group_ended", group, f"has ended; {how}")
 
 

@@ -20,7 +20,7 @@ from rlinf_actors.head.commands import Answer, EndCluster, NoticeReceived, Notif
 from rlinf_actors.head.event_log import of_driver, of_node
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.rivals import check_rotation
-from rlinf_actors.head.slices import Sliced, pieces
+from rlinf_actors.head.slices import Sliced
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
@@ -86,12 +86,12 @@ class Handlers:
             agent_messages.FlushLogs: lambda client, event, body: head.output.flush(client, body),
             client_messages.StopCluster: self._stop_own,
         }
-        self._notices_of_agents: Mapping[type[Any], Callable[[Node, Any], None]] = {
+        self._notices_of_agents: Mapping[type[Any], Callable[[Node, Any], Sliced[None] | None]] = {
             agent_messages.Beat: self._agent_beat,
             agent_messages.WorkerReady: head.groups.ready,
             agent_messages.WorkerExited: self._worker_exited,
             agent_messages.ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
-            agent_messages.WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
+            agent_messages.WorkersHealth: head.health.report,
             agent_messages.LogLines: head.output.lines,
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,
@@ -157,21 +157,22 @@ class Handlers:
         """Handle a notice. A peer without a session is asked to say hello."""
         head, peer, body = self._head, event.peer, event.body
         node, client = head.nodes.of_peer(peer), head.clients.of_peer(peer)
+        work: Sliced[None] | None = None
         try:
             if node is not None:
                 head.nodes.heard(node)
-                self._notices_of_agents.get(type(body), _unexpected)(node, body)
+                work = self._notices_of_agents.get(type(body), _unexpected)(node, body)
             elif client is not None:
                 client.last_seen = head.now
                 work = self._notices_of_clients.get(type(body), _unexpected)(client, body)
-                if work is not None:
-                    head.slices.start(self._sliced_notice(work), head.keys_of(event), event.member)
             elif isinstance(body, agent_messages.Beat) and (reason := head.clients.ended(body.incarnation)) is not None:
                 head.emit(Notify(peer, abandoned(reason)))
             elif not isinstance(body, agent_messages.Goodbye):
                 head.emit(Notify(peer, agent_messages.Beat(agent_messages.HELLO_AGAIN)))
         except ProtocolError:  # a fault of that peer must not end the head
             head.unexpected += 1
+        if work is not None:
+            head.slices.start(self._sliced_notice(work), head.keys_of(event), event.member)
 
     def _sliced_notice(self, work: Sliced[None]) -> Sliced[None]:
         try:
@@ -197,10 +198,7 @@ class Handlers:
             if hello.node.admit != before:
                 head.emit(of_node("node_joined", node, f"has new rules; it admits {hello.node.admit}"))
             head.clients.unwatch(node.id, head.now)  # orders to watch may have been lost with its connection
-        for watched, more in pieces(hello.watched):
-            head.clients.watched_on(node.id, watched)
-            if more:
-                yield
+        yield from head.clients.watched_on(node, hello.watched)
         yield from head.reconciler.reconcile(node, hello.workers, same)
         if head.nodes.get(node.id) is not node:
             raise Refused("hello", "the agentd has another connection, or was given up meanwhile")

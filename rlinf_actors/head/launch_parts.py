@@ -89,12 +89,12 @@ class LaunchParts:
         """
         if not asked.parts:
             return asked
-        key, last = (asked.namespace, asked.group), asked.workers[-1].id if asked.workers else ""
-        workers = self._take(client, asked, launch_of(last))
+        key, last = (asked.namespace, asked.group), asked.workers[-1] if asked.workers else None
+        workers = self._take(client, asked, launch_of(last.id) if last is not None else "")
         if workers is not None:
             return replace(asked, workers=workers, parts=0)
         group = self._head.groups.get(*key)
-        if group is not None and last in group.launch and group.whole:
+        if group is not None and last is not None and group.has_had(last) and group.whole:
             return replace(asked, workers=[worker.spec for worker in group.members], parts=0)
         raise _missing(asked.group)
 

@@ -7,7 +7,7 @@ A launch whose robots are in use may wait for them; waiting launches are tried i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,20 +16,19 @@ from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_notices import MOST_STATES
-from rlinf_actors.head.group_slices import states_of
+from rlinf_actors.head.group_slices import add_absent, states_of
 from rlinf_actors.head.launch_parts import LaunchParts
 from rlinf_actors.head.node_requests import NAMED
 from rlinf_actors.head.records import Client, Group, Index, WorkerRecord
-from rlinf_actors.head.recovery import NO_NODE_HAS_IT
 from rlinf_actors.head.slices import PIECE, Sliced, group_key, pieces
 from rlinf_actors.head.validation import check_outlives, check_workers, node_for, own_namespace
 from rlinf_actors.head.waiting import Waiting, WaitingQueue
 from rlinf_actors.model.names import wrong_name
-from rlinf_actors.model.restart import launch_of, rank_id
+from rlinf_actors.model.restart import launch_of
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.client_messages import Detach, Done, EndGroup, FindGroup, Launch, Launched, StopGroup, Warn
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart
-from rlinf_actors.wire.values import ExitReport, GroupState, WorkerSpec, WorkerState
+from rlinf_actors.wire.values import GroupState, WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -96,7 +95,7 @@ class Launches:
         groups = self._head.groups
         key = asked.namespace, asked.group
         taken = groups.get(*key)
-        if taken is not None and not taken.launch.isdisjoint(spec.id for spec in asked.workers):
+        if taken is not None and _names([spec.id for spec in asked.workers[:1]], taken.launches):
             return (yield from self._launch_again(taken, client, asked))
         if taken is not None and asked.get_if_exists and not taken.stopping and not taken.gone:
             return (yield from self._existing(taken, client, asked))
@@ -110,7 +109,7 @@ class Launches:
             raise Refused("usage", wrong)
         groups.names.check(asked.namespace, asked.group)
         yield from check_workers(asked, lambda id: groups.of_worker(id) is not None)
-        placed, robots = yield from self._check_nodes(client, asked.workers)
+        placed, robots = yield from self.check_nodes(client, asked.workers)
         # From here to the next yield nothing else happens: the name and all robots are granted together.
         if self._head.ending:
             raise Refused("usage", ENDING)
@@ -145,7 +144,7 @@ class Launches:
         states = yield from states_of(group)
         return self.launched(client, group.state(token, states))
 
-    def _check_nodes(
+    def check_nodes(
         self, client: Client, specs: Sequence[WorkerSpec]
     ) -> Sliced[tuple[list[WorkerSpec], list[WorkerSpec]]]:
         """Raise Refused if the node of a worker is not there, or if the client may not launch it there.
@@ -197,8 +196,9 @@ class Launches:
         rest = state.workers[MOST_STATES:]
         if not rest:
             return Launched(state)
+        state = replace(state, workers=state.workers[:MOST_STATES])
         self._head.slices.start(self._head.group_slices.follow(client, state, rest), speaker=client.member)
-        return Launched(replace(state, workers=state.workers[:MOST_STATES]))
+        return Launched(state)
 
     def _launch_again(self, group: Group, client: Client, asked: Launch) -> Sliced[Launched]:
         """Answer a repeated launch whose first answer was lost with a connection or with an earlier head.
@@ -207,23 +207,24 @@ class Launches:
         does not know are started.
         """
         groups = self._head.groups
-        if group.stopping:
-            raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
         yield from check_workers(asked, lambda id: groups.of_worker(id) not in (None, group))
-        token = self._head.jobs.token(asked.namespace)
-        groups.subscribe(group, client)
+        missing: list[WorkerSpec] = []
+        for some, more in pieces(asked.workers, 5 * PIECE):
+            missing += [spec for spec in some if not group.has_had(spec)]
+            if more:
+                yield
         try:
-            missing = [
-                (node_for(spec, self._head.nodes), spec) for spec in asked.workers if spec.id not in group.launch
-            ]
-            for node, spec in missing:
-                self._head.admission.check(client, node, spec)
-            groups.claims.check((claim for _, spec in missing for claim in spec.claims), group.namespace, group)
+            _, robots = yield from self.check_nodes(client, missing)
+            if group.stopping or groups.get(*group.key) is not group:
+                raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
+            groups.claims.check((claim for spec in robots for claim in spec.claims), group.namespace, group)
         except Refused as refusal:
             if refusal.kind != IN_USE or self._head.now >= groups.claims.settled:
                 groups.stop_group(group, "not all its nodes, or robots, were there after the head was restarted")
             raise
-        added = yield from self.adopt_all(group, [spec for _, spec in missing], token, 0)
+        token = self._head.jobs.token(asked.namespace)
+        groups.subscribe(group, client)
+        added = yield from self.adopt_all(group, missing, token, 0)
         yield from self._head.group_slices.start_all(group, added)
         states = yield from states_of(group)
         return self.launched(client, group.state(token, states))
@@ -266,7 +267,7 @@ class Launches:
         """Detach a running group for a client, so that the group outlives the client."""
         own_namespace(client, asked.namespace)
         group = self._head.groups.get(asked.namespace, asked.group)
-        if group is None or group.gone or group.launch.isdisjoint(map(rank_id, asked.workers)):
+        if group is None or group.gone or not _names(asked.workers, group.launches):
             raise Refused("not_found", f"group {asked.group!r} has ended and cannot be detached")
         if group.stopping:
             raise Refused("usage", f"group {asked.group!r} is being stopped and cannot be detached")
@@ -320,7 +321,8 @@ class Launches:
             return None
         groups.subscribe(group, client)
         states = yield from states_of(group)
-        states += _absent(group) if len(states) < group.world_size else []
+        if len(states) < group.world_size:
+            yield from add_absent(group, states)
         return self.launched(client, group.state(self._head.jobs.token(namespace), states))
 
     def find_worker(self, client: Client, asked: FindWorker) -> FoundWorker:
@@ -353,7 +355,7 @@ class Launches:
             text = f"group {asked.group!r} was shut down while it waited for its hardware"
             self._head.emit(Refuse(waiting.peer, waiting.id, IN_USE, text))
         group = self._head.groups.get(asked.namespace, asked.group)
-        if group is None or (asked.workers and group.launch.isdisjoint(map(rank_id, asked.workers))):
+        if group is None or (asked.workers and not _names(asked.workers, group.launches)):
             self._head.emit(Answer(event.peer, event.id, Done()))
             return
         group.waiting.append((event.peer, event.id))
@@ -487,14 +489,9 @@ class Launches:
 def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:
     """Return True if the request *stop* is for the waiting launch *asked*, not for another launch of its name."""
     assert isinstance(asked, Launch)
-    same = not stop.workers or not {spec.id for spec in asked.workers}.isdisjoint(stop.workers)
-    return stop.group == asked.group and same
+    return not stop.workers or _names(stop.workers, [launch_of(spec.id) for spec in asked.workers[:1]])
 
 
-def _absent(group: Group) -> list[WorkerState]:
-    """Return a worker state "gone" for each rank of the group for which a restarted head knows no worker."""
-    known = group.ranks
-    exit = ExitReport("node_lost", reason=NO_NODE_HAS_IT)
-    return [
-        WorkerState("", rank, -1, "unknown", "gone", exit=exit) for rank in range(group.world_size) if rank not in known
-    ]
+def _names(workers: Sequence[str], launches: Collection[str]) -> bool:
+    """Return True if the ids *workers*, which are of one launch, are of one of these *launches*."""
+    return bool(workers) and launch_of(workers[0]) in launches

@@ -152,6 +152,7 @@ class NodeRequests:
         order = self._nodes.order()
         ranks = range(request.num_nodes) if request.num_nodes else list(order)
         for some, more in pieces(ranks):
+            order = self._nodes.order()  # nodes have come since, and another answer has fixed their ranks
             nodes = [(rank, self._nodes.get(order.get(rank, ""))) for rank in some]
             if request.num_nodes and not all(node for _, node in nodes):  # one was lost since `_examine`
                 request.answering = False

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rlinf_actors.head import commands, quotas
+from rlinf_actors.head import commands, quotas, validation
 from rlinf_actors.head.event_log import of_node, of_worker
 from rlinf_actors.head.records import Index, Node, WorkerRecord
-from rlinf_actors.head.slices import PIECE, Sliced
+from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
     HardwareFound,
@@ -251,13 +251,16 @@ class WorkerHealthLog:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
 
-    def report(self, node: Node, body: WorkersHealth) -> None:
+    def report(self, node: Node, body: WorkersHealth) -> Sliced[None]:
         """Record the health changes that the agentd of *node* reports, and send them to clients with handles."""
-        for health in body.workers:
-            worker = self._head.groups.worker_on(node, health.id)
-            if worker is not None:
-                self._note(node, worker, health)
-                self._head.groups.changed(worker)
+        for some, more in pieces(body.workers):
+            for health in some:
+                worker = self._head.groups.worker_on(node, health.id)
+                if worker is not None:
+                    self._note(node, worker, validation.health(health))
+                    self._head.groups.changed(worker)
+            if more:
+                yield
 
     def _note(self, node: Node, worker: WorkerRecord, health: WorkerHealth) -> None:
         before, name, wall = worker.pulse, node.report.hostname, self._head.wall

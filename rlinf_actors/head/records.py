@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 from collections import Counter
 from collections.abc import Hashable, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -299,6 +300,7 @@ class WorkerRecord(msgspec.Struct, gc=False):
         )  # fmt: skip
 
 
+_life = operator.attrgetter("life")
 DESCRIBING = 3
 """Number of nodes that keep the description of a group for a restarted head. Its owner keeps it too."""
 
@@ -350,13 +352,9 @@ class Group(msgspec.Struct):
     launching: bool = False
     ending: bool = False
     nested: bool = False
-    _of_rank: Counter[int] = msgspec.field(default_factory=Counter)  # number of workers known, by rank
-    _of_rank_id: Counter[str] = msgspec.field(default_factory=Counter)  # the same by id without incarnation number
-    _of_launch: Counter[str] = msgspec.field(default_factory=Counter)
+    _of_launch: Counter[str] = msgspec.field(default_factory=Counter)  # number of workers
     _describing: set[str] = msgspec.field(default_factory=set)  # nodes
-    _at: dict[int, str] = msgspec.field(
-        default_factory=dict
-    )  # the worker that was added last, by rank; it may be removed
+    _at: dict[int, str] = msgspec.field(default_factory=dict)  # the worker that was added last, by rank
 
     def described_on(self, node_id: str) -> bool:
         """Return True if the agentd of this node keeps the group's `detail` for a restarted head, as a few nodes do.
@@ -369,12 +367,16 @@ class Group(msgspec.Struct):
 
     def member(self, rank: int) -> WorkerRecord | None:
         """Return the worker of a rank of the group; None if there is no such rank, or the head does not know it."""
-        return self.workers.get(self._at.get(rank, "")) if 0 <= rank < self.size else None
+        return self.at(rank) if 0 <= rank < self.size else None
+
+    def at(self, rank: int) -> WorkerRecord | None:
+        """Return the worker of a rank, also if it is being added or leaves."""
+        return self.workers.get(self._at.get(rank, ""))
 
     def put(self, worker: WorkerRecord) -> None:
         """Add a worker, or replace the record of a worker that the group has already."""
         if worker.id not in self.workers:
-            self._count(worker, 1)
+            self._of_launch[launch_of(worker.id)] += 1
         self.workers[worker.id] = worker
         self._at[worker.spec.rank] = worker.id
         self.noted(worker.spec)
@@ -385,17 +387,17 @@ class Group(msgspec.Struct):
     def remove(self, worker: WorkerRecord) -> None:
         del self.workers[worker.id]
         self.robots.pop(worker.id, None)
-        self._count(worker, -1)
+        if self._at.get(worker.spec.rank) == worker.id:  # else it has a successor
+            del self._at[worker.spec.rank]
+        launch = launch_of(worker.id)
+        self._of_launch[launch] -= 1
+        if not self._of_launch[launch]:
+            del self._of_launch[launch]
 
-    def _count(self, worker: WorkerRecord, change: int) -> None:
-        counts: list[tuple[Counter[Any], Hashable]] = [
-            (self._of_rank, worker.spec.rank), (self._of_rank_id, rank_id(worker.id)),
-            (self._of_launch, launch_of(worker.id)),
-        ]  # fmt: skip
-        for count, key in counts:
-            count[key] += change
-            if not count[key]:
-                del count[key]
+    def has_had(self, spec: values.WorkerSpec) -> bool:
+        """Return True if the group has or had this worker, or another incarnation of it."""
+        worker = self.at(spec.rank)
+        return worker is not None and rank_id(worker.id) == rank_id(spec.id)
 
     def noted(self, spec: values.WorkerSpec) -> None:
         """Learn the number of ranks from the spec of a worker of the group; that of the newest size counts."""
@@ -421,28 +423,20 @@ class Group(msgspec.Struct):
         return not self.living
 
     @property
-    def launch(self) -> KeysView[str]:
-        """The workers' ids without their incarnation numbers.
-
-        They identify the launch, because no two launches have such an id in common.
-        """
-        return self._of_rank_id.keys()
-
-    @property
     def launches(self) -> KeysView[str]:
-        """The launches that the workers' ids name."""
+        """The launches that the workers' ids name. No two groups have one in common."""
         return self._of_launch.keys()
 
     @property
     def whole(self) -> bool:
         """True if the head knows a worker for each rank. A restarted head may not, until all nodes have reported."""
-        ranks = self._of_rank
-        return len(ranks) >= self.size and all(rank in ranks for rank in range(self.size))
+        ranks = self._at
+        return len(ranks) >= self.size and all(map(ranks.__contains__, range(self.size)))
 
     @property
     def ranks(self) -> KeysView[int]:
         """The ranks for which the head knows a worker."""
-        return self._of_rank.keys()
+        return self._at.keys()
 
     @property
     def world_size(self) -> int:
@@ -452,7 +446,8 @@ class Group(msgspec.Struct):
     @property
     def summary(self) -> str:
         """The state of the whole group in one word, such as running or degraded, derived from its workers' states."""
-        lives = {worker.life for worker in self.workers.values() if worker.spec.rank < self.size}
+        alone = max(self.ranks, default=0) < self.size
+        lives = set(map(_life, self.workers.values() if alone else self.members))
         if lives == {WorkerLife.GONE}:
             return "gone"
         if self.stopping:

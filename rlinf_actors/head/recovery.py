@@ -27,7 +27,7 @@ from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
-from rlinf_actors.model.restart import launch_of, rank_id
+from rlinf_actors.model.restart import launch_of
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire import agent_messages, client_messages, resize_messages
 from rlinf_actors.wire.client_messages import FindGroup
@@ -147,7 +147,7 @@ class Reconciler:
             elif known.detached and not running.detached:
                 groups.start(node.id, known, [worker.spec])  # the agentd was not told that the group is detached
         if running.exit is not None:
-            groups.exited(node, spec.id, running.exit)
+            groups.exited(node, spec.id, validation.exit_report(running.exit))
         elif running.endpoint is not None:
             ready = agent_messages.WorkerReady(
                 spec.id, running.pid, running.endpoint, running.port, running.master_port
@@ -218,16 +218,24 @@ class Reconciler:
         If the client owns a group that its handles no longer name, stop that group, because the client has shut it
         down.
         """
-        own = {handle.name: handle for handle in message.groups if handle.namespace == client.namespace}
+        own: dict[str, GroupHandle] = {}
+        for some, more in pieces(message.groups, 10 * PIECE):
+            own.update((handle.name, handle) for handle in some if handle.namespace == client.namespace)
+            if more:
+                yield
+        launches: set[str] = set()
+        for ids, more in pieces(message.launching, 10 * PIECE):
+            launches.update(map(launch_of, ids))
+            if more:
+                yield
         for handle in own.values():
+            launches.update(launch_of(state.id) for state in handle.workers[:1])
             yield from self._handle(client, handle)
             if self._head.clients.get(client.incarnation) is not client:
                 return
-        known = {state.id for handle in message.groups for state in handle.workers} | set(message.launching)
-        ranks = {rank_id(id) for id in known}
         for group in self._head.groups.of_owner(client.incarnation):
             if group.unclaimed:
-                group.unclaimed = not group.detached and group.launch.isdisjoint(ranks)
+                group.unclaimed = not group.detached and group.launches.isdisjoint(launches)
                 self._head.early.note(group.key)
                 if group.unclaimed and not group.stopping:
                     self._head.groups.stop_group(group, "its owner has shut it down while the head was away")
@@ -235,24 +243,24 @@ class Reconciler:
 
     def _handle(self, client: Client, handle: GroupHandle) -> Sliced[None]:
         group = self._head.groups.get(handle.namespace, handle.name)
-        if group is not None and group.launch.isdisjoint(rank_id(state.id) for state in handle.workers):
+        if group is not None and group.launches.isdisjoint(launch_of(state.id) for state in handle.workers[:1]):
             group = None  # a namesake
-        if group is None:
-            ends = yield from self._ends_of(client, handle)
-            yield from self._tell(client, worker_changes(handle.namespace, handle.name, ends, 0))
-        else:
+        if group is not None:
             most = max(group.world_size, len(handle.workers))  # more: some are being added
             self._head.groups.subscribe(group, client)
             if group.owner == client.incarnation:
                 group.detail = group.detail or handle.detail
             for piece, more in pieces(handle.workers):
-                for state in piece:
+                for state in piece if self._head.groups.get(*group.key) is group else ():
                     known = self._head.groups.of_worker(state.id)
                     if 0 <= state.rank < most and state.rank not in group.ranks and known is None:
                         self._add_ended(client, group, state)
                 if more:
                     yield
             yield from self._head.groups.notices.send_all(group, client)
+        if group is None or self._head.groups.get(*group.key) is not group:  # it may have ended meanwhile
+            ends = yield from self._ends_of(client, handle)
+            yield from self._tell(client, worker_changes(handle.namespace, handle.name, ends, 0))
 
     def _tell(self, client: Client, messages: Sequence[client_messages.WorkerChanged]) -> Sliced[None]:
         for message in messages:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 from rlinf_actors.head.commands import Answer, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
-from rlinf_actors.head.records import Client, Group
-from rlinf_actors.head.slices import Sliced, pieces
-from rlinf_actors.head.validation import node_for, own_namespace
+from rlinf_actors.head.group_slices import states_of
+from rlinf_actors.head.records import Client, Group, WorkerRecord
+from rlinf_actors.head.slices import PIECE, Sliced, pieces
+from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.model.restart import launch_of
 from rlinf_actors.wire.client_messages import Done, Launch, Launched
 from rlinf_actors.wire.protocol import MAX_SIZE
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
+from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -44,34 +46,43 @@ class Resizes:
         launch = launch_of(asked.workers[0].id) if asked.workers else ""
         group = self._group(client, asked.namespace, asked.group, launch)
         asked = self._head.launches.parts.added(client, asked, group)
-        self._check(group, asked)
         token, groups = self._head.jobs.token(asked.namespace), self._head.groups
-        missing = [spec for spec in asked.workers if spec.id not in group.workers]
-        for spec in {(spec.node_rank, bool(spec.claims)): spec for spec in missing}.values():
-            self._head.admission.check(client, node_for(spec, self._head.nodes), spec)
-        groups.claims.check((claim for spec in missing for claim in spec.claims), group.namespace, group)
+        missing = yield from self._check(group, asked)
+        _, robots = yield from self._head.launches.check_nodes(client, missing)
+        self._group(client, asked.namespace, asked.group, launch)
+        self._head.robots.check(Launch(asked.namespace, asked.group, group.cls, robots))
+        groups.claims.check((claim for spec in robots for claim in spec.claims), group.namespace, group)
         added = yield from self._head.launches.adopt_all(group, missing, token, -1)
         yield from self._head.group_slices.start_all(group, added)
-        if len(added) < len(missing) or any(spec.id not in group.workers for spec in asked.workers):
-            groups.stop_workers([worker for worker in added if not worker.gone], 0.0, REMOVED)
+        states = yield from states_of(group, range(group.size, group.size + len(asked.workers)))
+        if len(added) < len(missing) or len(states) < len(asked.workers):
+            groups.stop_workers(added, 0.0, REMOVED)
             raise Refused("usage", f"group {group.name!r} was stopped, or a node was lost, while ranks were added")
-        states = [group.workers[spec.id].state() for spec in asked.workers]
         return self._head.launches.launched(client, group.state(token, states))
 
-    def _check(self, group: Group, asked: AddRanks) -> None:
-        """Raise Refused if the workers to add contradict the group, or are robots' under an emergency stop."""
-        size, ranks, ids = group.world_size, sorted(spec.rank for spec in asked.workers), _ids(asked)
-        if size + len(ranks) > MAX_SIZE:
+    def _check(self, group: Group, asked: AddRanks) -> Sliced[list[WorkerSpec]]:
+        """Return the workers to add that the group does not have yet. Raise Refused if they contradict the group."""
+        size, count = group.size, len(asked.workers)
+        ids: dict[int, str] = {}  # by rank
+        missing: list[WorkerSpec] = []
+        if size + count > MAX_SIZE:
             raise Refused("usage", f"group {group.name!r} would have more than {MAX_SIZE:,} workers")
-        if ranks != list(range(size, size + len(ranks))) or len(ids) != len(ranks):
+        for some, more in pieces(asked.workers, 5 * PIECE):
+            for spec in some:
+                known = self._head.groups.of_worker(spec.id)
+                if known not in (None, group) or (spec.namespace, spec.group) != group.key:
+                    raise Refused("usage", f"worker {spec.id} to add to group {group.name!r} belongs to another group")
+                if size <= spec.rank < size + count:
+                    ids[spec.rank] = spec.id
+                if known is None:
+                    missing.append(spec)
+            if more:
+                yield
+        if len(ids) < count or len(set(ids.values())) < count:
             raise Refused("usage", f"ranks to add to group {group.name!r} must be {size}, {size + 1}, ..., each once")
-        for spec in asked.workers:
-            known = self._head.groups.of_worker(spec.id)
-            if known not in (None, group) or (spec.namespace, spec.group) != group.key:
-                raise Refused("usage", f"worker {spec.id} to add to group {group.name!r} belongs to another group")
-        if any(one.spec.rank >= size and one.id not in ids for one in group.workers.values()):
+        if any(worker.id != ids.get(worker.spec.rank) for worker in _beyond(group)):
             raise Refused("usage", f"ranks that leave group {group.name!r} have not ended yet: try again")
-        self._head.robots.check(Launch(asked.namespace, asked.group, group.cls, asked.workers))
+        return missing
 
     def resize(self, client: Client, event: RequestReceived, asked: ResizeGroup) -> Done | None:
         """Set the number of ranks of a group, and stop the workers of other ranks if *asked* says so.
@@ -80,8 +91,7 @@ class Resizes:
             Done; None if workers must end first. Then the request is answered when they have ended.
         """
         group = self._group(client, asked.namespace, asked.group, asked.launch)
-        known = {worker.spec.rank for worker in group.workers.values()}
-        if not 1 <= asked.world_size <= max(known | {group.world_size - 1}) + 1:
+        if not 1 <= asked.world_size <= max(group.size - 1, max(group.ranks, default=0)) + 1:
             raise Refused("usage", f"group {group.name!r} cannot have {asked.world_size} ranks")
         if asked.world_size != group.world_size:
             text = f"was resized: {group.world_size} ranks before, {asked.world_size} now"
@@ -92,7 +102,7 @@ class Resizes:
         if not asked.stop:
             return Done()
         self._head.launches.parts.drop(client.incarnation, *group.key)  # of ranks that are not added after all
-        leaving = [one for one in group.workers.values() if one.spec.rank >= group.world_size and not one.gone]
+        leaving = [worker for worker in _beyond(group) if not worker.gone]
         if not leaving:
             return Done()
         self._leaving.setdefault(asked.launch, []).append((event.peer, event.id))
@@ -111,7 +121,7 @@ class Resizes:
                 return  # it was resized again, and that is told
             for worker in some:
                 worker.spec = group.resized_spec(worker.spec)
-                if group.workers.get(worker.id) is worker:
+                if self._head.groups.of_worker(worker.id) is group:
                     self._head.groups.changed(worker)
             yield from self._head.group_slices.tell_nodes(group, some)
             yield
@@ -126,9 +136,7 @@ class Resizes:
 
     def _answer(self, group: Group) -> None:
         launch = next(iter(group.launches), "")
-        if launch in self._leaving and all(
-            one.gone or one.spec.rank < group.world_size for one in group.workers.values()
-        ):
+        if launch in self._leaving and all(worker.gone for worker in _beyond(group)):
             del self._to_end[launch]
             for peer, id in self._leaving.pop(launch):
                 self._head.emit(Answer(peer, id, Done()))
@@ -152,5 +160,7 @@ class Resizes:
         return group
 
 
-def _ids(asked: AddRanks) -> set[str]:
-    return {spec.id for spec in asked.workers}
+def _beyond(group: Group) -> list[WorkerRecord]:
+    """Return the workers that are being added or that leave."""
+    found = [group.at(rank) for rank in group.ranks if rank >= group.size]
+    return [worker for worker in found if worker is not None]

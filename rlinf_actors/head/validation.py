@@ -15,11 +15,11 @@ from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.model.names import wrong_name
-from rlinf_actors.wire.agent_messages import AgentHello, WorkersHealth
+from rlinf_actors.wire.agent_messages import AgentHello
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.endings import REASON_CHARS, cut
 from rlinf_actors.wire.protocol import printable
-from rlinf_actors.wire.values import ExitReport, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, WorkerHealth, WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.head.node_table import NodeTable
@@ -116,13 +116,10 @@ def exit_report(said: ExitReport) -> ExitReport:
 
 
 def hello(said: AgentHello) -> AgentHello:
-    """Return an agentd's hello with the exit reports and end reasons of workers cut to their limits."""
-    workers = [one if one.exit is None else replace(one, exit=exit_report(one.exit)) for one in said.workers]
-    return replace(said, workers=workers, ended={id: why[:REASON_CHARS] for id, why in said.ended.items()})
+    """Return an agentd's hello with the end reasons of workers cut to their limits."""
+    return replace(said, ended={id: why[:REASON_CHARS] for id, why in said.ended.items()})
 
 
-def health(said: WorkersHealth) -> WorkersHealth:
-    """Return a health report with printable texts."""
-    return WorkersHealth(
-        [replace(one, unresponsive=printable(one.unresponsive), method=printable(one.method)) for one in said.workers]
-    )
+def health(said: WorkerHealth) -> WorkerHealth:
+    """Return a report on a worker's health with printable texts."""
+    return replace(said, unresponsive=printable(said.unresponsive), method=printable(said.method))

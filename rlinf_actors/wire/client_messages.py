@@ -164,8 +164,8 @@ class Handles(ControlMessage, frozen=True):
 class StopGroup(ControlMessage, frozen=True):
     """End the workers of a group: SIGTERM, and SIGKILL after `grace_s` seconds. Answered by Done when all have ended.
 
-    `workers` are ids of the group's workers; another group of the same name, which has none of them, is not stopped.
-    With an empty list any group of the name is stopped.
+    `workers` are ids of the group's workers, of which the first names the launch; another group of the same name is not
+    stopped. With an empty list any group of the name is stopped.
     """
 
     namespace: Name
