@@ -128,7 +128,7 @@ class CodeStore:
         lock = locks.hold(entry)
         assert lock is not None
         try:
-            if os.path.isdir(entry) and not (changed := self.fault(root)):
+            if os.path.isdir(entry) and lock.stands() and not (changed := self.fault(root)):
                 lock.touch()
                 return KeptTree(entry, root, lock), ""
         except BaseException:
@@ -139,12 +139,18 @@ class CodeStore:
 
     def _vacancy(self, root: bytes, turn: locks.Lock, changed: str) -> Vacancy:
         entry = self.entry(root)
-        alone = locks.take(entry, wait=not changed)
-        if alone is None:
+        alone = locks.take(entry, wait=False)
+        if alone is None and changed:
             raise StoreError(
                 f"the copy {entry} was changed after it was received ({changed}), and processes use it: let them "
                 "end, and let workers write elsewhere"
             )
+        while alone is None:  # the tree was removed by hand, and those who use it hold the lock as long as they run
+            shared = locks.hold(entry)  # waits for a process that removes what is left of the tree
+            assert shared is not None
+            shared.remove()
+            shared.release()
+            alone = locks.take(entry, wait=False)
         try:
             if os.path.isdir(entry):
                 log.warning("%s was changed after it was received (%s): it is received again", entry, changed)

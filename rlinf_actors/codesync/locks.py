@@ -35,6 +35,10 @@ class Lock:
         The kernel gives up the one lock before it takes the other.
         """
         fcntl.flock(self._fd, fcntl.LOCK_SH)
+        return self.stands()
+
+    def stands(self) -> bool:
+        """Return False if the lock's file was removed: another process may have locked a new one."""
         return _is(self._fd, self._path)
 
     def touch(self) -> None:

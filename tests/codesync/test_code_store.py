@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import shutil
+import subprocess
 import threading
 from collections import namedtuple
 from pathlib import Path
@@ -264,6 +265,20 @@ class TestChangedOnDisk:
         with pytest.raises(StoreError, match=r"was changed after it was received \(pkg/mod.py\), and processes use it"):
             send(store(tmp_path / "cache"), snapshot(root))
         kept.release()
+
+    def test_tree_that_was_removed_by_hand_is_received_again_while_it_is_used(self, tmp_path):
+        root = write(tmp_path / "code", FILES)
+        to = store(tmp_path / "cache")
+        used, _ = send(to, snapshot(root))
+        subprocess.run(["rm", "-rf", used.path], check=True)
+        found: list[tuple[KeptTree, list[str]]] = []
+        thread = threading.Thread(target=lambda: found.append(send(to, snapshot(root))), daemon=True)
+        thread.start()
+        thread.join(pace.PATIENCE_S)
+        ((again, _),) = found
+        assert content(again.path) == content(root)
+        used.release()
+        assert locks.take(again.path, wait=False) is None, "the new users have the lock"
 
     def test_content_that_a_crash_of_the_machine_lost_is_found(self, tmp_path, monkeypatch):
         root = write(tmp_path / "code", FILES)
