@@ -11,10 +11,12 @@ import io
 import json
 import logging
 import logging.handlers
+import math
 import os
 import queue
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -33,6 +35,11 @@ FILES = 8
 """Most files of a kind, and bytes of each: some 400,000 lines are kept."""
 WAITING = 10_000
 """Most lines that wait for the disk before refusals are counted instead of written."""
+SHARE, REFILL_S = 10_000, 5.0
+"""Lines of accepted actions that a member, with its jobs, may write at once, and seconds after which it may write
+another: some 27,000 in the first day. Further actions are counted, so no member pushes out the lines of others."""
+SHARES = 4096
+"""Most members whose shares are known. The share of the first one begins anew if there are more."""
 PENDING = 10_000
 """Most requests that the head has not answered. Of further ones the outcome is not known, and the line says so."""
 
@@ -74,9 +81,11 @@ class AuditLog:
         ConfigError: the files cannot be made.
     """
 
-    def __init__(self, state_dir: str) -> None:
+    def __init__(self, state_dir: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         directory = os.path.join(state_dir, DIRECTORY)
-        self._pending: dict[tuple[bytes, int], dict[str, str]] = {}
+        self._pending: dict[tuple[bytes, int], tuple[dict[str, str], str]] = {}  # lines, and whose share they take
+        self._shares: dict[str, _Share] = {}
         self._lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._left_out = 0
         self._loggers: dict[str, logging.Logger] = {}
@@ -92,8 +101,10 @@ class AuditLog:
         self._writer = logging.handlers.QueueListener(self._lines, *self._files)
         self._writer.start()
 
-    def begun(self, peer: bytes, number: int, body: object, member: Member, address: str) -> None:
-        """Note a request of *member* from *address*. The line is written with the head's answer."""
+    def begun(self, peer: bytes, number: int, body: object, member: Member, address: str, whose: str = "") -> None:
+        """Note a request of *member* from *address*. The line is written with the head's answer. It takes a part of the
+        share of *whose*, "" for that of the member.
+        """
         what = ACTIONS.get(type(body))
         if what is None:
             return
@@ -104,42 +115,82 @@ class AuditLog:
         said |= {"reason": reason} if reason else {}
         if len(self._pending) >= PENDING:
             first = next(iter(self._pending))
-            self._write("accepted", {**self._pending.pop(first), "outcome": "not answered yet"})
-        self._pending[peer, number] = said
+            earlier, share = self._pending.pop(first)
+            self._accepted({**earlier, "outcome": "not answered yet"}, share)
+        self._pending[peer, number] = said, whose or str(member)
 
     def answered(self, peer: bytes, number: int) -> None:
         """Write that the request of *peer* with this number was accepted, if it is an action."""
-        said = self._pending.pop((peer, number), None)
+        said, share = self._pending.pop((peer, number), (None, ""))
         if said is not None:
-            self._write("accepted", {**said, "outcome": "accepted"})
+            self._accepted({**said, "outcome": "accepted"}, share)
 
     def refused(self, peer: bytes, number: int, kind: str, text: str) -> None:
         """Write that the request of *peer* with this number was refused, if it is an action."""
-        said = self._pending.pop((peer, number), None)
+        said, _ = self._pending.pop((peer, number), (None, ""))
         if said is not None:
-            self._write("refused", {**said, "outcome": f"refused ({kind})", "why": text})
+            self._refused({**said, "outcome": f"refused ({kind})", "why": text})
 
     def noted(self, text: str) -> None:
         """Write a refusal of the event log: of connections, of messages, and of what is no action."""
-        self._write("refused", {"time": _now(), "outcome": "refused", "why": text})
+        self._refused({"time": _now(), "outcome": "refused", "why": text})
 
     def close(self) -> None:
         """Write what is left, and close the files. Requests that were not answered get a line, too."""
-        for said in self._pending.values():
-            self._write("accepted", {**said, "outcome": "not answered: the head ended"})
+        for said, share in self._pending.values():
+            self._accepted({**said, "outcome": "not answered: the head ended"}, share)
         self._pending.clear()
+        for whose in list(self._shares):
+            self._forget_share(whose)
         self._writer.stop()
         for file in self._files:
             file.close()
 
+    def _accepted(self, said: dict[str, str], whose: str) -> None:
+        share = self._shares.setdefault(whose, _Share())
+        if share.take(said["verb"], self._clock()):
+            self._write("accepted", {**said, **share.told()})
+        if len(self._shares) > SHARES:
+            self._forget_share(next(one for one in self._shares if one != whose))
+
+    def _forget_share(self, whose: str) -> None:
+        if told := self._shares.pop(whose).told():
+            self._write("accepted", {"time": _now(), "member": whose, **told})
+
+    def _refused(self, said: dict[str, str]) -> None:
+        if self._lines.qsize() >= WAITING:
+            self._left_out += 1
+            return
+        if self._left_out:
+            said, self._left_out = {**said, "left out before": str(self._left_out)}, 0
+        self._write("refused", said)
+
     def _write(self, name: str, said: dict[str, str]) -> None:
-        if name == "refused":
-            if self._lines.qsize() >= WAITING:
-                self._left_out += 1
-                return
-            if self._left_out:
-                said, self._left_out = {**said, "left out before": str(self._left_out)}, 0
         self._loggers[name].info("%s", json.dumps(said, ensure_ascii=True))
+
+
+class _Share:
+    """The lines of accepted actions that a member may write: SHARE, and one more after each REFILL_S."""
+
+    def __init__(self) -> None:
+        self._left, self._at = 0.0, -math.inf
+        self.left_out: Counter[str] = Counter()  # actions without a line, by verb
+
+    def take(self, verb: str, now: float) -> bool:
+        """Return True if the member may write a line now. Otherwise count the action."""
+        self._left = min(SHARE, self._left + (now - self._at) / REFILL_S)
+        self._at = now
+        if self._left < 1:
+            self.left_out[verb] += 1
+            return False
+        self._left -= 1
+        return True
+
+    def told(self) -> dict[str, str]:
+        """Return what the next line says of the actions that have none; {} if there are none. They count no more."""
+        text = ", ".join(f"{number} {verb}" for verb, number in sorted(self.left_out.items()))
+        self.left_out.clear()
+        return {"left out before": text} if text else {}
 
 
 class _File(logging.handlers.RotatingFileHandler):

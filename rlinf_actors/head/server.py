@@ -161,7 +161,8 @@ class HeadServer:
             return None  # its key has ended since the message arrived
         if isinstance(envelope, Request):
             if self._audit is not None:
-                self._audit.begun(peer, envelope.id, envelope.body, member, self._server.address_of(peer))
+                whose = self._coordinator.jobs.whose(member.job) if member.job else ""
+                self._audit.begun(peer, envelope.id, envelope.body, member, self._server.address_of(peer), whose)
             return commands.RequestReceived(peer, envelope.id, envelope.body, member)
         if isinstance(envelope, Notice):
             return commands.NoticeReceived(peer, envelope.body, member)

@@ -124,3 +124,43 @@ def test_refusals_beyond_what_the_disk_takes_are_counted(tmp_path: Path, monkeyp
     log.close()
     assert [(one["why"], one["left out before"]) for one in lines(tmp_path, "refused")] == [("the last", "5")]
     assert [one["verb"] for one in lines(tmp_path, "accepted")] == ["EStop"]
+
+
+def test_a_member_pushes_out_no_actions_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by itself nor by the workers of its jobs; what has no line is counted."""
+    monkeypatch.setattr(audit, "FILE_BYTES", 5000)
+    monkeypatch.setattr(audit, "SHARE", 10)
+    now = 100.0
+    log = AuditLog(str(tmp_path), lambda: now)
+
+    def act(member: Member, verb: object, times: int = 1, whose: str = "") -> None:
+        for _ in range(times):
+            log.begun(b"p", 1, verb, member, "10.0.0.1", whose)
+            log.answered(b"p", 1)
+
+    eve = Member("driver", "eve")
+    act(DRIVER, DrainNode("n1", "ada", "fan"))
+    act(eve, EStop("eve"), 500)
+    for number in range(20):
+        act(Member("worker", f"job-{number}", f"job-{number}"), EStop("eve"), 50, str(eve))
+    act(eve, DrainNode("n2", "eve", ""))
+    now += audit.REFILL_S
+    act(eve, EStop("eve"))
+    act(eve, DrainNode("n3", "eve", ""))
+    log.close()
+    found = lines(tmp_path, "accepted")
+    assert found[0]["object"] == "node 'n1'"
+    told, last = [one for one in found if "left out before" in one]
+    assert told["left out before"] == "1 DrainNode, 1490 EStop"
+    assert (last["member"], last["left out before"]) == ("driver 'eve'", "1 DrainNode")
+    assert len(found) == 1 + 10 + 1 + 1
+
+
+def test_shares_of_many_members_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "SHARES", 3)
+    log = AuditLog(str(tmp_path))
+    for number in range(10):
+        log.begun(b"p", 1, EStop("ada"), Member("driver", f"d{number}"), "")
+        log.answered(b"p", 1)
+    assert len(log._shares) == 3
+    log.close()
