@@ -45,6 +45,7 @@ _COMMANDS = {
     "groups": "views",
     "head": "head_command",
     "hw": "hw_command",
+    "job": "job_command",
     "keys": "keys_command",
     "node": "node_command",
     "nodes": "views",

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cli.output import mib, seconds
+from rlinf_actors.cli.output import mib
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.head.key_registry import WARNINGS_S
+from rlinf_actors.model.durations import duration
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 
@@ -286,7 +287,7 @@ def keys(machine: MachineFacts) -> list[Finding]:
         fix = "run it again with the same token, or with a new one (`rlinf-actors keys enroll` on the head's machine)"
         found.append(Finding("keys", WARN, f"`rlinf-actors keys join` was interrupted, and left {path}", fix))
     if machine.key_left_s is not None and machine.key_left_s < WARNINGS_S[0]:
-        text = f"the key by which this user reaches the head ends in {seconds(machine.key_left_s)}"
+        text = f"the key by which this user reaches the head ends in {duration(machine.key_left_s)}"
         fix = "on the head's machine: `rlinf-actors keys enroll NAME --replace`; here: `rlinf-actors keys join TOKEN`"
         found.append(Finding("keys", WARN, text, fix))
     names = [key.whose for key in machine.keys if key.whose]

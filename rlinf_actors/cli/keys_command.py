@@ -25,7 +25,6 @@ from rlinf_actors.cli.output import (
     echo,
     json_option,
     note,
-    seconds,
     show,
     show_fields,
     show_json,
@@ -35,6 +34,7 @@ from rlinf_actors.cli.output import (
 from rlinf_actors.cli.queries import head_option
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.key_registry import TOKEN_S, ends_at
+from rlinf_actors.model.durations import duration
 from rlinf_actors.net import enrolment
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.socket_security import is_loopback
@@ -70,9 +70,9 @@ def state_of(key: KeyState) -> str:
 def row_of(key: KeyState, at: float) -> tuple[str, ...]:
     """Return the cells of a key's row in the table of `keys list`. *at* is the head's time in seconds since 1970."""
     left = ends_at(key) - at
-    ends = "-" if math.isinf(left) else f"in {seconds(left)}"
+    ends = "-" if math.isinf(left) else f"in {duration(left)}"
     if key.ended_at is not None:
-        ends = f"{seconds(at - key.ended_at)} ago: {key.why}"
+        ends = f"{duration(at - key.ended_at)} ago: {key.why}"
     listed = time.strftime("%Y-%m-%d %H:%M", time.localtime(key.added_at))
     user = key.limits.user or "-"
     limits = [*(f"@{group}" for group in key.limits.groups), *key.limits.nodes]

@@ -113,14 +113,6 @@ def complain(text: str) -> None:
     echo(text, lead=click.style("error: ", fg="red", bold=True), err=True, color=coloured)
 
 
-def seconds(value: float) -> str:
-    """Return a duration, given in seconds, as text for people: ``12 s``, ``3 min``, ``5 h`` or ``2 d``."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if value >= 2 * size:
-            return f"{value / size:.0f} {unit}"
-    return f"{value:.0f} s"
-
-
 def mib(size: int) -> str:
     """Return a size, given in bytes, as text for people: in MiB, or from 1 GiB on in GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

@@ -21,7 +21,6 @@ from rlinf_actors.cli.output import (
     mib,
     note,
     plain,
-    seconds,
     show_fields,
     show_json,
     show_table,
@@ -30,10 +29,12 @@ from rlinf_actors.cli.output import (
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging.routes import COLUMNS, lines
+from rlinf_actors.model.durations import duration
 from rlinf_actors.net.host import host_key
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Done, EndGroup, Status
+from rlinf_actors.wire.program import DriverState
 from rlinf_actors.wire.values import GroupState, LeaseState, NodeState, WorkerPulse, WorkerState
 
 
@@ -49,13 +50,14 @@ def status(head: str | None, as_json: bool) -> None:
         return
     show_fields(
         {
-            "head": f"{endpoint} (rlinf-actors {found.version}, up {seconds(found.uptime_s)})",
+            "head": f"{endpoint} (rlinf-actors {found.version}, up {duration(found.uptime_s)})",
             "nodes": _counts(data["nodes"]),
             "hardware": _counts(data["hardware"]),
             "groups": _counts(data["groups"]) + (f" ({data['detached']} detached)" if data["detached"] else ""),
             "workers": _counts(data["workers"]),
             "leases": [_lease(one) for one in found.leases] or "none",
-            "clients": found.clients or "none",
+            "drivers": [_driver(driver) for driver in found.drivers] or "none",
+            "clients": _others(found),
         }
     )
     for stop in data["estop"]:
@@ -90,6 +92,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
             }
             for lease in found.leases
         ],
+        "drivers": [driver_dict(driver) for driver in found.drivers],
         "clients": list(found.clients),
         "estop": list(found.stopped),
         "faults": [
@@ -99,8 +102,39 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
 
 
 def _lease(lease: LeaseState) -> str:
-    held = f"{lease.title}: group {lease.group} of namespace {lease.namespace}, {seconds(lease.held_s)}, {lease.owner}"
-    return held if lease.free_in_s is None else f"{held}; its node is lost, free in {seconds(lease.free_in_s)}"
+    held = f"{lease.title}: group {lease.group} of namespace {lease.namespace}, {duration(lease.held_s)}, {lease.owner}"
+    return held if lease.free_in_s is None else f"{held}; its node is lost, free in {duration(lease.free_in_s)}"
+
+
+def driver_dict(driver: DriverState) -> dict[str, Any]:
+    """Return the JSON object of a driver. ``user`` to ``started`` are what the driver says of itself: "" and None from
+    a driver of an earlier version. ``node_rank`` is None on a machine without an agentd.
+    """
+    return {
+        "incarnation": driver.incarnation,
+        "job": driver.namespace,
+        "user": driver.program.user,
+        "hostname": driver.program.hostname,
+        "pid": driver.pid,
+        "script": driver.program.script,
+        "started": driver.program.started or None,
+        "key": driver.key,
+        "node_rank": driver.node_rank if driver.node_rank >= 0 else None,
+        "text": str(driver.program),
+    }
+
+
+def _driver(driver: DriverState) -> str:
+    where = f" on {driver.program.hostname}" if driver.program.hostname else ""
+    return f"{driver.program or 'a driver'}{where}, process {driver.pid}: job {driver.namespace}"
+
+
+def _others(found: Status) -> list[str] | str:
+    """Return the clients that are no drivers: workers and their children that talk to the head."""
+    if not found.drivers:
+        return list(found.clients) or "none"
+    count = len(found.clients) - len(found.drivers)
+    return f"{count} worker{'s' * (count > 1)} and children of workers" if count else "none"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -125,7 +159,7 @@ def nodes(head: str | None, as_json: bool) -> None:
                 row["hostname"] + (" (head)" if row["is_head"] else ""),
                 f"{row['ip']} ({row['interface']})" if row["interface"] else row["ip"],
                 row["state"],
-                f"{seconds(row['last_seen_s'])} ago",
+                f"{duration(row['last_seen_s'])} ago",
                 row["num_cpus"],
                 size(row["memory_bytes"]),
                 ", ".join(f"{count} {kind}" for kind, count in row["hardware"].items()) or "-",
@@ -239,11 +273,16 @@ def stop(
 ) -> None:
     """End a group, detached or not, and wait until its workers have ended."""
     endpoint, status = status_of(head or group_head)
-    if status.protocol < ENDS_GROUPS:
-        raise UsageError(f"the head there is rlinf-actors {status.version} and ends no group by name: upgrade it")
+    check_ends_groups(status)
     chosen = find_group(status.groups, name, namespace)
     ask_head(endpoint, EndGroup(chosen.namespace, name, grace_s, who(), reason), Done, grace_s + ANSWER_S)
     note(f"group {name} of namespace {chosen.namespace} has ended")
+
+
+def check_ends_groups(status: Status) -> None:
+    """Raise UsageError if the head is too old to end a group by its name."""
+    if status.protocol < ENDS_GROUPS:
+        raise UsageError(f"the head there is rlinf-actors {status.version} and ends no group by name: upgrade it")
 
 
 def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:
@@ -322,7 +361,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
                 row["node_rank"],
                 row["node_ip"],
                 row["pid"] or "-",
-                seconds(row["process"]["cpu_s"]) if row["process"] else "-",
+                duration(row["process"]["cpu_s"]) if row["process"] else "-",
                 mib(row["process"]["rss_bytes"]) if row["process"] else "-",
                 row["restarts"],
                 row["code"][:12] or "-",
@@ -336,10 +375,10 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
 
 def _state(row: dict[str, Any]) -> str:
     if row["unresponsive"]:
-        return f"unresponsive for {seconds(row['for_s'])}"
+        return f"unresponsive for {duration(row['for_s'])}"
     if row["method"]:
         waiting = f", {row['waiting']} more wait" if row["waiting"] else ""
-        return f"{row['state']}, in {row['method']}() for {seconds(row['for_s'])}{waiting}"
+        return f"{row['state']}, in {row['method']}() for {duration(row['for_s'])}{waiting}"
     return str(row["state"])
 
 

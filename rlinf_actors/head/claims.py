@@ -16,6 +16,8 @@ import msgspec
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Group, Index, Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.model.durations import duration
+from rlinf_actors.shown import printable
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import Claim, LeaseState
 
@@ -173,13 +175,13 @@ class ClaimTable:
         text = (
             f"{held.claim.title} is held by group {held.group.name!r} of namespace {held.group.namespace!r}, "
             f"{_owner_clause(self._head, held.group)}; its worker {held.worker_name} on node {held.node} "
-            f"has had it for {now - held.since:.0f} s"
+            f"has had it for {duration(now - held.since)}"
         )
         if held.lost is None:
             return f"{text}{ADVICE}"
         return (
-            f"{text}. That node was lost {now - held.lost:.0f} s ago and the worker may still be moving it, so it is "
-            f"given to nobody until the node is back without that worker, or for {held.until - now:.0f} s{ADVICE}"
+            f"{text}. That node was lost {duration(now - held.lost)} ago and the worker may still be moving it, so it "
+            f"is given to nobody until the node is back without that worker, or for {held.until - now:.0f} s{ADVICE}"
         )
 
     def _state(self, claims: list[HardwareClaim], now: float) -> LeaseState:
@@ -200,15 +202,19 @@ class ClaimTable:
 
 
 def _owner_clause(head: Coordinator, group: Group) -> str:
-    """Return a clause for people that says which process owns a group, such as "owned by driver, process 7 ..."."""
+    """Return a clause for people that says which process owns a group: "owned by ann's train.py, process 7 on ..."."""
     client = head.clients.get(group.owner)
     if client is None:
         why = head.clients.ended(group.owner)
         return f"whose owner has ended ({why})" if why else "whose owner this head has not heard of since it started"
     node = next(iter(head.nodes.on_host(client.host)), None)
-    where = f"on node {node.name}" if node is not None else "on a machine without an agentd"
+    hostname = printable(client.program.hostname)
+    machine = f"{hostname}, a machine without an agentd" if hostname else "a machine without an agentd"
+    where = f"on node {node.name}" if node is not None else f"on {machine}"
     owning = head.groups.of_worker(client.worker_id)
-    owner = "driver" if owning is None else f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
+    owner = str(client.program) or "driver"
+    if owning is not None:
+        owner = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
     return f"owned by {owner}, process {client.pid} {where}"
 
 

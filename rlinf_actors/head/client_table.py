@@ -8,20 +8,21 @@ report.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_actors.head.client_ends import ExpectedClient, ExpectedClients, ProcessWatches
 from rlinf_actors.head.commands import CLIENT, Notify, Refused, Snapshot
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Client, Index, Node
-from rlinf_actors.head.slices import Sliced, pieces
+from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.names import wrong_name
 from rlinf_actors.net.link import is_older
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
 from rlinf_actors.wire.client_messages import ClientGone
+from rlinf_actors.wire.program import DriverState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -79,6 +80,25 @@ class ClientTable:
         """Return all clients with a session, the oldest first."""
         return self._clients.values()
 
+    def shown(self, sees: Callable[[str], bool]) -> Sliced[tuple[list[str], list[DriverState]]]:
+        """Return a line for each client of the namespaces that *sees* accepts, and the states of the drivers there."""
+        lines: list[str] = []
+        drivers: list[DriverState] = []
+        for some, more in pieces(list(self._clients.values()), 5 * PIECE):
+            seen = [client for client in some if sees(client.namespace)]
+            lines += map(str, seen)
+            drivers += [self._driver_state(client) for client in seen if client.role == "driver"]
+            if more:
+                yield
+        return lines, drivers
+
+    def _driver_state(self, client: Client) -> DriverState:
+        nodes = self._head.nodes
+        node = next(iter(nodes.on_host(client.host)), None)
+        rank = nodes.rank(node) if node is not None else -1
+        key = client.member.name if client.member.key else ""
+        return DriverState(client.incarnation, client.namespace, client.pid, rank, client.program, key)
+
     def ended(self, incarnation: str) -> str | None:
         """Return why this client has ended; None if it has not ended, or if the head has dropped its tombstone."""
         return self._ended.get(incarnation)
@@ -119,7 +139,7 @@ class ClientTable:
             self.gone(before, "another process says that it is this worker", certain=False)
         client = Client(
             hello.incarnation, hello.role, hello.namespace, hello.host, hello.pid, hello.pid_start, hello.worker_id,
-            peer, now, member=member, answered=now, parent=hello.parent,
+            peer, now, member=member, answered=now, parent=hello.parent, program=hello.program,
         )  # fmt: skip
         self._clients[client.incarnation] = self._by_peer[peer] = client
         self._of_job.add(client.namespace, client.incarnation, client)

@@ -478,11 +478,7 @@ class Coordinator:
             if more:
                 yield
         groups = yield from self.group_slices.shown(sees)
-        clients: list[str] = []
-        for present, more in pieces(list(self.clients.alive()), 5 * PIECE):
-            clients += [str(client) for client in present if sees(client.namespace)]
-            if more:
-                yield
+        clients, drivers = yield from self.clients.shown(sees)
         return Status(
             self.identity.epoch,
             self.identity.version,
@@ -496,4 +492,5 @@ class Coordinator:
             self.wall,
             PROTOCOL,
             OLDEST,
+            drivers=drivers,
         )

@@ -22,7 +22,9 @@ from rlinf_actors.hardware.probe_report import accelerator_type_of
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
 from rlinf_actors.security.members import LOCAL, Member
+from rlinf_actors.shown import printable
 from rlinf_actors.wire import values
+from rlinf_actors.wire.program import Program
 from rlinf_actors.wire.protocol import OLDEST
 
 
@@ -243,6 +245,7 @@ class Client(msgspec.Struct, gc=False):
         answered: when the head sent the newest message that the client has confirmed; monotonic seconds.
         parent: if the client is a child member of a worker, that worker's id, else "". The child ends with the worker
             at the latest.
+        program: who runs what, if a driver says it.
     """
 
     incarnation: str
@@ -258,9 +261,11 @@ class Client(msgspec.Struct, gc=False):
     member: Member = LOCAL
     answered: float = 0.0
     parent: str = ""
+    program: Program = msgspec.field(default_factory=Program)
 
     def __str__(self) -> str:
-        return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"
+        who = f" ({self.program} on {printable(self.program.hostname)})" if self.program.user else ""
+        return f"{self.role} {self.incarnation[:8]}{who}, process {self.pid}, namespace {self.namespace!r}"
 
 
 class WorkerRecord(msgspec.Struct, gc=False):

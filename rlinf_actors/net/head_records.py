@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from rlinf_actors.model.durations import duration
 from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.protocol import printable
@@ -107,7 +108,7 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         what = {"head": "head", "private": "private cluster", "node": "head of this node's agentd"}[self.kind]
         whose = f", user {self.user}" if self.user != os.geteuid() else ""
         pid = f", pid {self.pid}" if self.pid else ""
-        age = f", up {ago(time.time() - self.since)}" if self.since else ""
+        age = f", up {duration(time.time() - self.since)}" if self.since else ""
         return f"{what}{pid}{whose}{age}: {printable(self.script, SCRIPT_CHARS) or 'an earlier version'}"
 
 
@@ -384,11 +385,3 @@ def _reachable(endpoint: str) -> str:
     If the head listens on every address, this is the loopback address.
     """
     return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
-
-
-def ago(seconds: float) -> str:
-    """Return a duration in words, such as ``12 s``, ``3 min``, ``5 h`` or ``2 d``."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -38,6 +38,7 @@ from rlinf_actors.runtime.head_session import HeadSession, WatchedClients
 from rlinf_actors.runtime.log_printer import END_S
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.node_reachability import NodeReachability
+from rlinf_actors.runtime.this_program import this_program
 from rlinf_actors.runtime.worker_output import WorkerOutput
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import ClientHello, Flushing, FlushLogs, Goodbye, LogLines, Welcome
@@ -53,6 +54,7 @@ from rlinf_actors.wire.client_messages import (
 )
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
+from rlinf_actors.wire.program import Program
 from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL
 
 log = logging.getLogger(__name__)
@@ -242,6 +244,7 @@ class Runtime:
             token=self.token,
             newest=PROTOCOL,
             parent=self._parent,
+            program=this_program() if self.role == "driver" else Program(),
         )
         head = HeadSession(
             self.network,

@@ -14,6 +14,7 @@ from msgspec import Meta
 from rlinf_actors.wire import trace_values, values
 from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
 from rlinf_actors.wire.launch_rules import Launcher
+from rlinf_actors.wire.program import Program
 from rlinf_actors.wire.protocol import ControlMessage, Count, Lease, Number, Pid, RobotLease
 
 LINE_COST = 32
@@ -313,6 +314,7 @@ class ClientHello(ControlMessage, frozen=True):
         token: the job's membership token. A worker has it from its start, a returning driver from its first Welcome.
         newest: the newest protocol that the client speaks; 0 if it is `protocol`.
         parent: worker id of a child's parent, "" for other clients.
+        program: (since protocol 7) who runs what, from a driver.
     """
 
     protocol: int
@@ -327,6 +329,7 @@ class ClientHello(ControlMessage, frozen=True):
     token: Name = ""
     newest: int = 0
     parent: Name = ""
+    program: Program = Program()
 
 
 class Welcome(ControlMessage, frozen=True):

@@ -18,6 +18,7 @@ from rlinf_actors.wire.bounds import (
 )
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart
+from rlinf_actors.wire.program import DriverState
 from rlinf_actors.wire.protocol import ControlMessage, Number
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 
@@ -256,6 +257,7 @@ class Status(ControlMessage, frozen=True):
         oldest: the oldest protocol that the head speaks.
         key_ends_at: time at which the key of the sender of GetStatus ends, in seconds since the epoch by the head's
             clock; None for never.
+        drivers: (since protocol 7) the connected drivers.
     """
 
     epoch: Name
@@ -271,6 +273,7 @@ class Status(ControlMessage, frozen=True):
     protocol: int = 5  # a head of protocol 5 does not say
     oldest: int = 5
     key_ends_at: Union[Number, None] = None
+    drivers: OfCluster[DriverState] = []
 
 
 class GetEvents(ControlMessage, frozen=True):

@@ -33,6 +33,7 @@ from rlinf_actors.wire.client_messages import (
     WatchClients,
     WorkerChanged,
 )
+from rlinf_actors.wire.program import DriverState, Program
 from rlinf_actors.wire.values import ExitReport
 
 
@@ -143,7 +144,20 @@ def test_every_peer_may_ask_for_the_status_which_has_no_secrets():
     assert [node.report.node_id for node in status.nodes] == ["n0"]
     assert [(group.name, group.state, group.token) for group in status.groups] == [("g", "starting", "")]
     assert status.clients == ["driver d1, process 100, namespace 'ns'"]
-    assert kit.ask("passer-by", GetStatus("other")).groups == []
+    assert status.drivers == [DriverState("d1", "ns", 100, -1, Program())]
+    other = kit.ask("passer-by", GetStatus("other"))
+    assert (other.groups, other.clients, other.drivers) == ([], [], [])
+
+
+def test_a_driver_that_says_who_runs_what_is_named_by_it():
+    kit = HeadKit()
+    kit.node("n0")
+    kit.records()
+    program = Program("ann", "gpu-1", "/home/ann/train.py", 5.0)
+    kit.driver(program=program)
+    assert kit.records() == ["driver d1 (ann's train.py on gpu-1), process 100, namespace 'ns' is here"]
+    (driver,) = kit.ask("passer-by", GetStatus()).drivers
+    assert driver.program == program
 
 
 def test_an_unexpected_request_is_refused():

@@ -1,0 +1,162 @@
+"""The commands `rlinf-actors job list|show|stop`. A job is a namespace: its drivers, and the groups that they launched.
+
+`job_dict` returns what --json prints: its keys are stable; new keys may be added.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import click
+
+from rlinf_actors.cli.output import Amount, echo, json_option, note, plain, show_fields, show_json, show_table
+from rlinf_actors.cli.queries import ask_head, head_option, status_of
+from rlinf_actors.cli.views import ANSWER_S, check_ends_groups, driver_dict, group_dict
+from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.model.durations import duration
+from rlinf_actors.security.keyfile import who
+from rlinf_actors.wire.client_messages import Done, EndGroup, Status
+
+
+@click.group()
+def job() -> None:
+    """List the jobs, show one, or end its groups. A job is a namespace: its drivers and their groups."""
+
+
+@job.command("list")
+@head_option
+@json_option
+def list_jobs(head: str | None, as_json: bool) -> None:
+    """List the jobs: who runs what, since when, and how many workers."""
+    _, status = status_of(head)
+    jobs = jobs_of(status)
+    if as_json:
+        show_json(jobs)
+        return
+    show_table(
+        ("JOB", "DRIVER", "HOST", "PID", "FOR", "GROUPS", "WORKERS"),
+        [_row(job, status.at) for job in jobs],
+        "no driver is connected, and no group is running",
+    )
+
+
+@job.command()
+@click.argument("name")
+@head_option
+@json_option
+def show(name: str, head: str | None, as_json: bool) -> None:
+    """Show a job: its drivers, its groups, and the robots that they hold."""
+    _, status = status_of(head)
+    found = find_job(jobs_of(status), name)
+    if as_json:
+        show_json(found)
+        return
+    show_fields(
+        {
+            "job": name,
+            "drivers": [_driver_line(driver, status.at) for driver in found["drivers"]] or "none is connected",
+            "groups": [_group_line(group) for group in found["groups"]] or "none",
+            "robots": [f"{one['title']}: group {one['group']}, {duration(one['held_s'])}" for one in found["leases"]]
+            or "none",
+        }
+    )
+
+
+@job.command()
+@click.argument("name")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=Amount(min=0.0),
+    default=5.0,
+    metavar="SECONDS",
+    help="Time between SIGTERM and SIGKILL (default 5).",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Shown to callers of the groups.")
+@head_option
+def stop(name: str, grace_s: float, reason: str, head: str | None) -> None:
+    """End all groups of a job, and wait until their workers have ended. Its drivers go on."""
+    endpoint, status = status_of(head)
+    check_ends_groups(status)
+    found = find_job(jobs_of(status), name)
+    failed = 0
+    for group in found["groups"]:
+        try:
+            order = EndGroup(name, group["name"], grace_s, who(), reason)
+            ask_head(endpoint, order, Done, grace_s + ANSWER_S)
+        except RlinfActorsError as error:
+            failed += 1
+            echo(f"group {plain(group['name'])} of job {plain(name)} has not ended: {plain(str(error))}", err=True)
+        else:
+            note(f"group {group['name']} of job {name} has ended")
+    for driver in found["drivers"]:
+        note(f"its driver goes on, and may launch again: {_driver_line(driver, status.at)}")
+    if failed:
+        raise RlinfActorsError(f"{failed} of {len(found['groups'])} groups of job {name!r} have not ended (above)")
+    if not found["groups"]:
+        note(f"job {name} has no group")
+
+
+def jobs_of(status: Status) -> list[dict[str, Any]]:
+    """Return the JSON objects of all jobs with a connected driver or a group, by name."""
+    names = {one.namespace for one in status.drivers} | {group.namespace for group in status.groups}
+    return [job_dict(name, status) for name in sorted(names)]
+
+
+def job_dict(name: str, status: Status) -> dict[str, Any]:
+    groups = [group for group in status.groups if group.namespace == name]
+    return {
+        "name": name,
+        "drivers": [driver_dict(driver) for driver in status.drivers if driver.namespace == name],
+        "groups": [group_dict(group) for group in groups],
+        "workers": dict(Counter(worker.state for group in groups for worker in group.workers)),
+        "leases": [
+            {"title": lease.title, "group": lease.group, "state": lease.state, "held_s": round(lease.held_s, 3)}
+            for lease in status.leases
+            if lease.namespace == name
+        ],
+    }
+
+
+def find_job(jobs: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    found = next((job for job in jobs if job["name"] == name), None)
+    if found is None:
+        known = ", ".join(job["name"] for job in jobs) or "none at all"
+        raise UsageError(f"there is no job {name!r}; there are: {known}")
+    return found
+
+
+def _row(job: dict[str, Any], at: float) -> tuple[Any, ...]:
+    drivers = job["drivers"]
+    first = drivers[0] if drivers else None
+    workers = ", ".join(f"{count} {state}" for state, count in job["workers"].items()) or "-"
+    if first is None:
+        return job["name"], "none (detached)", "-", "-", "-", len(job["groups"]), workers
+    more = f" and {len(drivers) - 1} more" if len(drivers) > 1 else ""
+    return (
+        job["name"],
+        (first["text"] or "a driver") + more,
+        first["hostname"] or "-",
+        first["pid"],
+        _age(first, at),
+        len(job["groups"]),
+        workers,
+    )
+
+
+def _driver_line(driver: dict[str, Any], at: float) -> str:
+    key = f", key {driver['key']}" if driver["key"] else ""
+    script = f": {driver['script']}" if "/" in driver["script"] else ""
+    where = f" on {driver['hostname']}" if driver["hostname"] else ""
+    return f"{driver['text'] or 'a driver'}{where}, process {driver['pid']}, for {_age(driver, at)}{key}{script}"
+
+
+def _group_line(group: dict[str, Any]) -> str:
+    workers = ", ".join(f"{count} {state}" for state, count in group["workers"].items())
+    return f"{group['name']}: {group['class']}, {group['state']}, {workers}"
+
+
+def _age(driver: dict[str, Any], at: float) -> str:
+    return "-" if driver["started"] is None else duration((at or time.time()) - driver["started"])

@@ -1,0 +1,55 @@
+"""The program of a driver: who runs what. Pure; the house rules of values.py hold."""
+
+from __future__ import annotations
+
+from rlinf_actors.shown import printable
+from rlinf_actors.wire.bounds import Name, Path
+from rlinf_actors.wire.protocol import Number
+from rlinf_actors.wire.values import Value
+
+MOST_CHARS = 200
+"""Longest text about a program within a line."""
+
+
+class Program(Value, frozen=True):
+    """What a driver says about its process. The head passes it on to people, and decides nothing by it.
+
+    Attributes:
+        user: name of the user that it runs as; "" from a driver that does not say who runs what (before protocol 7).
+        hostname: name of its machine.
+        script: path of the script, or "-m MODULE", "-c" or "-" (standard input) as on the command line of Python. Its
+            arguments may have secrets, and are not said.
+        started: when the process started, in seconds since the epoch by its machine's clock.
+    """
+
+    user: Name = ""
+    hostname: Name = ""
+    script: Path = ""
+    started: Number = 0.0
+
+    def __str__(self) -> str:
+        """Return "USER's SCRIPT", without the script's directory, for use within a line; "" if nothing is known."""
+        if not self.user:
+            return ""
+        script = self.script if self.script.startswith("-") else self.script.rpartition("/")[2]
+        return printable(f"{self.user}'s {'python ' if script.startswith('-') else ''}{script or 'python'}", MOST_CHARS)
+
+
+class DriverState(Value, frozen=True):
+    """A connected driver, as the head sees it.
+
+    Attributes:
+        incarnation: id of this run of the driver.
+        namespace: its job.
+        pid: its process.
+        node_rank: rank of the node on its machine; -1 on a machine without an agentd.
+        program: who runs what.
+        key: name of the driver's key, "" without keys.
+    """
+
+    incarnation: Name
+    namespace: Name
+    pid: int
+    node_rank: int
+    program: Program
+    key: Name = ""
