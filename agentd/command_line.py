@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
-from rlinf_actors.procfs import forbid_dumps, open_standard_descriptors
+from rlinf_actors.procfs import forbid_dumps, open_standard_descriptors, set_name
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.service_manager import DaemonStderr
 
@@ -146,6 +146,7 @@ def run() -> NoReturn:
     """Run agentd as a program, and end the process at once: the interpreter would take apart all that agentd has
     imported, which takes it a third of the time of a start.
     """
+    set_name("rlinf-keeper" if "--keeper" in sys.argv else "agentd")
     code = main()
     atexit._run_exitfuncs()
     if sys.stdout is not None:

@@ -113,6 +113,18 @@ def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
 
 
+def set_title(title: str) -> None:
+    """Set the command line that ps, htop and nvidia-smi show for this process.
+
+    The title takes the place of the words with which the process, or the one that it was forked from, was executed, as
+    far as there is room.
+    """
+    fields = text_of("/proc/self/stat").rpartition(")")[2].split()
+    begin, end = map(int, fields[45:47])  # arg_start and arg_end: fields 48 and 49 of proc_pid_stat(5)
+    if begin < end:
+        ctypes.memmove(begin, title.encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
+
 def mark_slot() -> int:
     """Return where the worker mark's value is in the memory of this process, 0 if the process has no worker mark.
 

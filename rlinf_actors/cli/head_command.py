@@ -29,7 +29,7 @@ from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.socket_security import Security, key_at
-from rlinf_actors.procfs import forbid_dumps
+from rlinf_actors.procfs import forbid_dumps, set_name
 from rlinf_actors.security.keyfile import KeyFile, who
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.service_manager import DaemonStderr, Manager
@@ -71,6 +71,7 @@ def head(
     if context.invoked_subcommand is not None:
         return
     unit = Unit.load()
+    set_name("rlinf-head")
     forbid_dumps()  # before the key is read
     DaemonStderr("rlinf-actors head", sys.stderr, unit.journal_stream).set_up_logging()
     settings = Settings.load()

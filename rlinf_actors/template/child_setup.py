@@ -198,6 +198,7 @@ def prepare(start: ChildStart) -> None:
     _restore_signals()
     procfs.write_mark(*start.slot, spec.id)
     procfs.set_name(f"{spec.group}:{spec.rank}")
+    procfs.set_title(f"rlinf: {spec.group}:{spec.rank} of {spec.namespace}")
     _take_environment({**start.fork.env, CHILDREN: socket_path(start.fork.place.run_dir, spec.id)})
     has_accelerators = start.fork.env.get("ACCELERATOR_TYPE", "NO_ACCEL") != "NO_ACCEL"
     environ_block.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # the process has no other thread yet

@@ -215,6 +215,7 @@ class Template:
         In a forked worker, return what the worker needs to start, so that no frame of the template stays on its stack.
         """
         procfs.set_name("rlinf-template")
+        procfs.set_title(" ".join(["rlinf: template", *self._config.preload]))
         procfs.set_subreaper()
         self._import()
         self._threads = child_setup.LibraryThreads()

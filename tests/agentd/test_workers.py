@@ -30,12 +30,13 @@ TELL = """
 import gc, json, os, random, signal, sys, threading
 facts = {
     "env": dict(os.environ), "cwd": os.getcwd(), "path": sys.path, "argv": sys.argv, "pid": os.getpid(),
+    "parent_line": open(f"/proc/{os.getppid()}/cmdline").read(),
     "sid": os.getsid(0), "stdin": os.readlink("/proc/self/fd/0"),
     "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")),
     "control": sock.fileno(), "random": random.random(), "threads": threading.active_count(),
     "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
     "handlers": [signal.getsignal(s) == signal.SIG_DFL for s in (signal.SIGTERM, signal.SIGCHLD)],
-    "comm": open("/proc/self/comm").read().strip(), "gc": gc.isenabled(),
+    "comm": open("/proc/self/comm").read().strip(), "line": open("/proc/self/cmdline").read(), "gc": gc.isenabled(),
 }
 print(json.dumps(facts))
 """
@@ -167,6 +168,8 @@ async def test_worker_has_its_own_session_environment_and_descriptors(tmp_path, 
     assert facts["blocked"] == []
     assert all(facts["handlers"])
     assert facts["comm"] == "g:0"
+    assert facts["line"].rstrip("\0") == f"rlinf: g:0 of {one.namespace}"
+    assert facts["parent_line"].startswith("rlinf: template")
     assert facts["argv"] == ["-c"]
     assert facts["gc"]
 
