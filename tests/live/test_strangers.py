@@ -22,6 +22,7 @@ from listening import listening
 from nightly import Figures
 
 from rlinf_actors import Cluster, NodePlacementStrategy, procfs
+from rlinf_actors.settings import LOCAL_LINK
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
@@ -44,7 +45,8 @@ def few_files() -> Iterator[None]:
 
 @pytest.fixture
 def local(few_files: None) -> Iterator[LocalCluster]:
-    with LocalCluster(2, env={"PYTHONPATH": str(Path(__file__).parent)}) as made:
+    env = {"PYTHONPATH": str(Path(__file__).parent), LOCAL_LINK: "unix"}  # strangers come to the unix streams too
+    with LocalCluster(2, env=env) as made:
         yield made
 
 
