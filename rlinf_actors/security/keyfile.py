@@ -20,6 +20,7 @@ user can read. `key` makes the file. Processes that use it are `members.LOCAL`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
 import os
 import pwd
@@ -27,6 +28,7 @@ import socket
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 from rlinf_actors.config_files import open_regular
 from rlinf_actors.errors import ConfigError
@@ -177,14 +179,11 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
         OSError: the file cannot be written.
     """
     if in_private:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(path.parent, os.stat(path.parent), "chmod 700")
+        _make_private(path.parent)
     beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(_text(key))
-            file.flush()
-            os.fsync(file.fileno())
+            _write(file, key)
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -199,13 +198,36 @@ def save_new(path: Path, key: KeyFile) -> None:
     Raises:
         FileExistsError: the file exists, perhaps because another process has made it meanwhile.
     """
-    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    save(beside, key)
+    _make_private(path.parent)
     try:
-        os.link(beside, path)
-    finally:
-        os.unlink(beside)
+        fd = os.open(
+            path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600
+        )  # without a name: kill -9 leaves none
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # a file system that has only named files
+        save(beside, key)
+        try:
+            os.link(beside, path)
+        finally:
+            os.unlink(beside)
+    else:
+        with open(fd, "w") as file:
+            _write(file, key)
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)  # without a dir_fd, os.link follows no link
     _sync(path.parent)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(folder, os.stat(folder), "chmod 700")
+
+
+def _write(file: TextIO, key: KeyFile) -> None:
+    file.write(_text(key))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sync(folder: Path) -> None:

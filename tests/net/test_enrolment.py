@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -125,3 +129,52 @@ def test_key_of_another_member_is_kept(head, join, tmp_path):
     with pytest.raises(UsageError, match=r"key of agent 'other'.*is for agent 'n1': move that file away"):
         join()
     assert not head.listed
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from rlinf_actors.net import enrolment
+from rlinf_actors.security import job
+from rlinf_actors.wire.key_messages import Enrolled
+
+steps = {number}
+
+def counted(function):
+    def run(*given, **options):
+        global steps
+        steps -= 1
+        if steps < 0:
+            os.kill(os.getpid(), 9)
+        return function(*given, **options)
+    return run
+
+def ask(endpoint, key, question, note):
+    print(question.public, flush=True)  # the head lists it
+    return counted(Enrolled)("agent", "n1")
+
+enrolment._ask = ask
+for name in ("mkdir", "open", "fsync", "link", "unlink", "replace", "rename"):
+    setattr(os, name, counted(getattr(os, name)))
+enrolment.join(job.parse(sys.argv[1]), Path(sys.argv[2]), print)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arrives", [True, False], ids=["its request arrives", "it does not"])
+def test_join_that_is_killed_at_any_step_can_be_repeated_and_leaves_nothing(head, join, tmp_path, arrives):
+    for number in itertools.count():
+        shutil.rmtree(tmp_path / "keys", ignore_errors=True)
+        head.listed, head.used = {}, False
+        command = [sys.executable, "-c", KILLED.replace("{number}", str(number)), head.token.text(), tmp_path / "keys"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, -9), done.stderr
+        listed = done.stdout.split() if arrives or done.returncode == 0 else []
+        for public in listed:
+            head.listed[public], head.used = Enroll(public), True
+        joined = join()
+        assert list(head.listed) == [joined.key.pair.public]
+        assert join.files() == ["agent.key"]
+        if done.returncode == 0:
+            break
+    assert number > 8, "it was killed at each step"
