@@ -82,9 +82,8 @@ class WorkerProcess(msgspec.Struct):
             lease_s=lease_s,
         )
         if self.user is not None:
-            roots = self.site.rules.cgroups
             self._find_cgroup()
-            self.cgroup.make(roots.limits(self.spec.memory_limit, self.spec.pids_limit))
+            self.cgroup.make(self._limits())
         return template_protocol.Fork(self.spec, place, self.plan.env, list(self.plan.wrapper), self.report_s)
 
     def watch(self, loop: asyncio.AbstractEventLoop, pid: int, pidfd: int) -> None:
@@ -101,6 +100,12 @@ class WorkerProcess(msgspec.Struct):
                 pass
             except OSError as error:
                 log.error("%s:%d runs outside its cgroup: %s", self.spec.group, self.spec.rank, error)
+                if self._limits() and not self.spec.limits_best_effort:
+                    self.stopping, self.reason = True, f"its limits cannot hold: it cannot enter its cgroup ({error})"
+                    self.stop(loop, 0.0, self.reason)
+
+    def _limits(self) -> dict[str, int]:
+        return self.site.rules.cgroups.limits(self.spec.memory_limit, self.spec.pids_limit)
 
     def _find_cgroup(self) -> None:
         template = procfs.stat(self.template.pid)

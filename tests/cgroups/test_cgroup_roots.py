@@ -2,12 +2,19 @@
 
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
+from agentd.launch_plan import LaunchPlan, Rules, Site, TemplateKey
+from agentd.users import User
+from agentd.worker_process import WorkerProcess
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import Cgroup, prepare
+from rlinf_actors.wire.template_protocol import WorkerPlace
+from rlinf_actors.wire.values import WorkerSpec
 
 
 @pytest.fixture
@@ -178,6 +185,61 @@ def test_limits_are_written_to_v2_files(tmp_path, monkeypatch):
     ]
     (made / "memory.events").write_text("max 3\noom 1\noom_kill 2\n")
     assert Cgroup(str(made)).oom_kills() == 2
+
+
+@pytest.fixture
+def worker(chosen, monkeypatch):
+    """Return a function that makes agentd's record of a worker of another user, in a cgroup v2 with limits."""
+    roots = prepare(chosen.find())
+    made, real = Path(roots.unified, "rlinf-actors"), os.mkdir
+
+    def mkdir(path, *mode):  # the kernel fills a new cgroup
+        real(path, *mode)
+        for name in ("memory.max", "memory.oom.group", "pids.max", "cgroup.procs"):
+            Path(path, name).touch()
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    user = User("lab", 61021, 61030, (), "/", "/bin/sh", "/", "/")
+    place = WorkerPlace("/run", "host", "ipc:///nowhere", "n0", "127.0.0.1", "", "", "")
+    site = Site(Rules("n0", "", cgroups=roots, user=user), Path("/run"), place, dict)
+    template = mock.Mock(pid=os.getpid())
+    plan = LaunchPlan(TemplateKey("python", ()), {}, "out", "err")
+
+    def make(**fields):
+        spec = WorkerSpec("w1", "g", "ns", 0, 1, 0, {}, memory_limit=1 << 30, pids_limit=100, **fields)
+        return WorkerProcess(spec, plan, template, site), made
+
+    return make
+
+
+def test_limits_of_a_users_worker_are_set_by_agentd(worker):
+    """In cgroup v2, which has both controllers; the worker's user cannot change them."""
+    record, parent = worker()
+    record.order()
+    (cgroup,) = parent.glob("*.w1")
+    said = {path.name: path.read_text() for path in cgroup.iterdir()}
+    assert said == {"memory.max": "1073741824", "memory.oom.group": "1", "pids.max": "100", "cgroup.procs": ""}
+    record.watch(mock.Mock(), 1234, -1)
+    assert (cgroup / "cgroup.procs").read_text() == "1234"
+    assert not record.stopping
+
+
+@pytest.mark.parametrize("best_effort", [True, False])
+def test_users_worker_outside_its_cgroup_is_ended_if_it_has_limits(worker, best_effort, monkeypatch):
+    record, parent = worker(limits_best_effort=best_effort)
+    killed = []
+    monkeypatch.setattr(WorkerProcess, "signal", lambda self, number: killed.append(number))
+    record.order()
+    (cgroup,) = parent.glob("*.w1")
+    (cgroup / "cgroup.procs").unlink()
+    loop = mock.Mock(time=lambda: 0.0)
+    record.watch(loop, 1234, -1)
+    assert record.stopping is not best_effort
+    if not best_effort:
+        ((_, end, number),) = [call.args for call in loop.call_at.mock_calls]
+        end(number)
+        assert killed == [signal.SIGKILL]
+        assert "cannot enter its cgroup" in record.reason
 
 
 def test_missing_cgroup_counts_as_empty(tmp_path):
