@@ -2,7 +2,8 @@
 
 Requests that are made while others are under way wait for the next turn of the I/O thread. Those of one turn then leave
 in few frames: one for all acknowledgements, and one for all puts or gets of a key that follow one another. A request
-that is made while nothing is under way is sent at once, by its own thread. All requests of a thread keep their order.
+that is made while nothing is under way, and a large put, is sent at once by its own thread. All requests of a thread
+keep their order.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Union
 from rlinf_actors.channel.request_spans import trace_sent
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.framing import BIG
+from rlinf_actors.net.shared_memory import SHARED_FROM
 from rlinf_actors.wire import frames
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ class RequestSender:
             other: a put is sent with the window locked, and a send that fails ends puts.
 
     Attributes:
-        many: True once the host has shown that it reads several requests in one frame.
+        many: True once the host has answered several requests in one frame. It reads several in one frame then, or if
+            `Lending.newer` says so.
         arrived: numbers of gets whose items have come in frames of many, and that user code has not taken yet.
     """
 
@@ -66,7 +69,8 @@ class RequestSender:
             return  # the host is gone
         if put.nowait or len(parts) != 1 or put.nbytes >= BIG:
             frame = frames.ChannelPut(put.call, put.key, put.weight, put.nowait, True)
-            self.send(frame, parts, now=alone, give=True)
+            # the copy of a large item takes longer than the system call, and than to wake the I/O thread
+            self.send(frame, parts, now=alone or put.nbytes >= SHARED_FROM, give=True)
         else:
             self.add((put.key, put.call, put.weight, parts[0]), alone)
 
@@ -136,14 +140,15 @@ class RequestSender:
         if not run:
             return
         send = self.peer.send
+        many = len(run) > 1 and (self.many or self.peer.lending.newer)
         first = run[0]
         if len(first) == 2:
-            if len(run) > 1 and self.many:
+            if many:
                 send(frames.ChannelGets([call for _, call in run], first[0]))
                 return
             for key, call in run:
                 send(frames.ChannelGet(call, key, False, "", True), now=now)
-        elif len(run) > 1 and self.many:
+        elif many:
             weights = [weight for _, _, weight, _ in run]
             frame = frames.ChannelPuts([call for _, call, _, _ in run], first[0], weights if any(weights) else [])
             send(frame, [part for _, _, _, part in run])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
+import types
 
 import pytest
 
+from rlinf_actors.channel.put_window import Put
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.queue_commands import AcceptPut, AcceptPuts, DeliverItems, QueuedItem, Ticket, one_by_one
 from rlinf_actors.channel.queue_server import QueueServer
+from rlinf_actors.channel.request_sender import RequestSender
+from rlinf_actors.net.shared_memory import SHARED_FROM
 from rlinf_actors.wire import frames
 
 OWNERS, KEYS = ("a", "b"), (b"k", b"l")
@@ -92,7 +97,7 @@ def test_requests_of_one_frame_are_decided_like_single_ones(first):
 def test_host_makes_few_python_calls_for_an_item_of_a_frame(maxsize):
     sent = []
 
-    def send(peer, frame, parts=(), *, alone=True):
+    def send(peer, frame, parts=(), *, now=False, alone=True):
         sent.append((peer, frame))
 
     host = QueueServer(ChannelQueue(maxsize), send, lambda name, gone: None)
@@ -118,3 +123,41 @@ def test_host_makes_few_python_calls_for_an_item_of_a_frame(maxsize):
     assert sum(len(frame.ids) for _, frame in sent if isinstance(frame, frames.ChannelAccepted)) == MANY
     assert len(sent) <= 4
     assert calls <= 3 * MANY, calls / MANY
+
+
+class Host:
+    """The Peer of a host with an answer to come. `sent` has each frame, and True if its thread sent it at once."""
+
+    def __init__(self, newer: bool = True) -> None:
+        self.pending = {1: object()}
+        self.lending = types.SimpleNamespace(newer=newer)
+        self.sent: list[tuple[frames.AnyFrame, bool]] = []
+
+    def open(self, pending) -> int:
+        return 2
+
+    def send(self, frame, parts=(), *, now=False, give=False) -> None:
+        self.sent.append((frame, now))
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(SHARED_FROM, True), (SHARED_FROM - 1, False)])
+def test_large_put_is_sent_by_its_own_thread_though_others_are_under_way(size, at_once):
+    host = Host()
+    sender = RequestSender(host, lambda flush: None, threading.RLock())
+    sender.put(Put("put", b"k", 0, False, [b"P", bytes(size - 1)]))
+    assert [(type(frame), now) for frame, now in host.sent] == [(frames.ChannelPut, at_once)]
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_first_requests_of_a_process_share_a_frame_if_the_host_is_known_to_read_it(newer):
+    host = Host(newer)
+    sender = RequestSender(host, lambda flush: None, threading.RLock())
+    for id in range(3):
+        sender.add((b"k", id), False)
+    for id in range(3, 6):
+        sender.add((b"k", id, 0, b"M"), False)
+    sender.flush()
+    shared = [frames.ChannelGets, frames.ChannelPuts]
+    assert [type(frame) for frame, _ in host.sent] == (
+        shared if newer else [frames.ChannelGet] * 3 + [frames.ChannelPut] * 3
+    )
