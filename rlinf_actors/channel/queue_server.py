@@ -60,6 +60,7 @@ class QueueServer:
         keep: returns an arrived part in memory that stays valid after its sender ends.
         on_drained: called when the channel is closed and empty, so that the host can end.
         emulated: the network, if the job emulates one: items take the path from their producer to their consumer.
+        soon: calls a function when the frames that have arrived together are handled, so that they share answers.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class QueueServer:
         keep: Callable[[Buffer], Buffer] = lambda part: part,
         on_drained: Callable[[], None] = lambda: None,
         emulated: EmulatedNetwork | None = None,
+        soon: Callable[[Callable[[], None]], object] = lambda function: function(),
     ) -> None:
         self._emulated = emulated
+        self._soon = soon
         self._queue = queue
         self._send = send
         self._watch = watch
@@ -95,8 +98,9 @@ class QueueServer:
             frames.ChannelGets: self._gets,
         }
         self._many: set[bytes] = set()  # links that read one answer to several requests
-        self._accepted: dict[bytes, list[int]] = {}  # such answers, until `_run` is done
+        self._accepted: dict[bytes, list[int]] = {}  # such answers, until `_answer_together`
         self._delivering: dict[bytes, tuple[list[int], list[Buffer]]] = {}
+        self._due = False
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
         """Handle a request, acknowledgement or cancellation from the process at the other end of the link *peer*."""
@@ -127,6 +131,7 @@ class QueueServer:
         self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, item, frame.nowait))
 
     def _puts(self, owner: str, peer: bytes, frame: frames.ChannelPuts, parts: list[Buffer]) -> None:
+        self._many.add(peer)
         ids, weights = frame.ids, frame.weights
         if not len(ids) == len(parts) == (len(weights) or len(ids)):
             log.warning("dropped %d puts of %s, which came with %d parts", len(ids), owner, len(parts))
@@ -151,6 +156,7 @@ class QueueServer:
             self._run(self._queue.get(ticket, frame.key, frame.nowait))
 
     def _gets(self, owner: str, peer: bytes, frame: frames.ChannelGets, _parts: list[Buffer]) -> None:
+        self._many.add(peer)
         self._run(self._queue.get_all(owner, peer, frame.ids, frame.key))
 
     def _batch(self, owner: str, peer: bytes, frame: frames.ChannelBatch, _parts: list[Buffer]) -> None:
@@ -212,8 +218,8 @@ class QueueServer:
             self._on_drained()
 
     def _run(self, commands: Sequence[AnyCommand]) -> None:
-        """Carry out the commands of one request. Send a link that reads such answers all of one kind in one frame."""
-        accepted, delivering = self._accepted, self._delivering
+        """Carry out the commands of one request. Answers of a kind that a link reads together wait for others."""
+        accepted = self._accepted
         for command in commands:
             if isinstance(command, AcceptPut):
                 _, peer, id = command.ticket
@@ -231,12 +237,19 @@ class QueueServer:
                 ticket, item = command.ticket, command.item
                 raised = frames.Raised(ticket.id, command.why, "", f"the request was refused: {command.why}")
                 self._send(ticket.peer, raised, () if item is None else [_pack((item.failed, *item.last_failure))])
-        for peer, ids in accepted.items():
-            self._send(peer, frames.ChannelAccepted(ids), ())
-        accepted.clear()
-        for peer, (ids, parts) in delivering.items():
-            self._send(peer, frames.ChannelItems(ids), parts, alone=False)
-        delivering.clear()
+        if (accepted or self._delivering) and not self._due:
+            self._due = True
+            self._soon(self._answer_together)
+
+    def _answer_together(self) -> None:
+        """Send each link all answers of one kind in one frame, at once: other processes wait for them."""
+        self._due = False
+        for peer, ids in self._accepted.items():
+            self._send(peer, frames.ChannelAccepted(ids), (), now=True)
+        self._accepted.clear()
+        for peer, (ids, parts) in self._delivering.items():
+            self._send(peer, frames.ChannelItems(ids), parts, now=True, alone=False)
+        self._delivering.clear()
 
     def _deliver_each(self, command: DeliverEach) -> None:
         plain = self._emulated is None and recorder.active is None

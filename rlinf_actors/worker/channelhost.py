@@ -52,7 +52,7 @@ class ChannelHost(Worker):
         queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
         keep = functools.partial(owned, copy=runtime.copy)
         send, watch, emulated = server.send, runtime.watched.watch, runtime.emulated
-        queue_server = QueueServer(queue, send, watch, keep, ending.begin, emulated)
+        queue_server = QueueServer(queue, send, watch, keep, ending.begin, emulated, runtime.io.loop.call_soon)
 
         if reading.active is not None:
             reading.active.leave_to_loop()

@@ -66,7 +66,8 @@ class World:
         self.heard: list[frames.AnyFrame] = []
         self.queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
         self.dead: set[str] = set()
-        self.host = QueueServer(self.queue, self.server.send, self._watch, keep, self._drained)
+        soon = asyncio.get_running_loop().call_soon
+        self.host = QueueServer(self.queue, self.server.send, self._watch, keep, self._drained, soon=soon)
         self.users: list[User] = []
         self.server.serve(typing.get_args(frames.ChannelFrame), self._handle)
         self.server.on_link_lost(self.host.link_lost)

@@ -17,9 +17,12 @@ class Kit:
     def __init__(self, **queue):
         self.sent = []
         self.watched = {}
-        self.host = QueueServer(ChannelQueue(**queue), self.send, self.watched.__setitem__, self.keep)
+        self.later = []
+        self.host = QueueServer(
+            ChannelQueue(**queue), self.send, self.watched.__setitem__, self.keep, soon=self.later.append
+        )
 
-    def send(self, peer, frame, parts=(), *, alone=True):
+    def send(self, peer, frame, parts=(), *, now=False, alone=True):
         self.sent.append((peer, frame, list(parts), alone))
 
     def keep(self, part):
@@ -39,6 +42,36 @@ def test_an_item_is_in_the_hosts_memory_before_its_put_is_acknowledged():
     assert frame == frames.Ok(2)
     assert bytes(parts[2]) == b"x" * 100
     assert not alone  # the consumer's changes are its own: the item may be delivered once more
+
+
+def test_requests_that_arrive_together_share_answers():
+    kit = Kit()
+    for n in range(3):
+        kit.host.handle(A, frames.ChannelPut(n, b"k", 0, False, True), [b"M%d" % n])
+    kit.host.handle(A2, frames.ChannelPut(9, b"k", 0, False, True), [b"M9"])
+    for n in range(4):
+        kit.host.handle(B, frames.ChannelGet(n, b"k", False, "", True), [])
+    assert not kit.sent
+    [answer] = kit.later
+    answer()
+    assert [(peer, frame) for peer, frame, _, _ in kit.sent] == [
+        (A, frames.ChannelAccepted([0, 1, 2])),
+        (A2, frames.ChannelAccepted([9])),
+        (B, frames.ChannelItems([0, 1, 2, 3])),
+    ]
+    kit.host.handle(A, frames.ChannelPut(10, b"k", 0, False, True), [b"M"])
+    assert len(kit.later) == 2
+
+
+def test_link_that_sends_several_requests_in_a_frame_reads_answers_to_several():
+    kit = Kit(maxsize=1)
+    kit.host.handle(A, frames.ChannelPuts([1, 2, 3], b"k"), [b"M"] * 3)
+    kit.host.handle(B, frames.ChannelGets([1, 2, 3], b"k"), [])
+    kit.later.pop()()
+    assert [(peer, frame) for peer, frame, _, _ in kit.sent] == [
+        (A, frames.ChannelAccepted([1, 2, 3])),
+        (B, frames.ChannelItems([1, 2, 3])),
+    ]
 
 
 def test_a_process_is_watched_once_and_again_when_it_comes_back():
