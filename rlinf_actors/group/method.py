@@ -59,7 +59,7 @@ class RemoteMethod(Generic[P, Result]):
         self._method = method
         self._ranks = ranks
         self._options = options
-        self._special = method.streams or method.concurrent > 0 or options is not ONCE
+        self._special = method.streams or method.concurrent > 0 or options != ONCE
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Send the call to every rank and return at once.
@@ -76,10 +76,11 @@ class RemoteMethod(Generic[P, Result]):
             self._checked()
         parts = payload.encode_call(args, kwargs, copy=runtime.copy) if args or kwargs else ()
         if self._special:
-            return cast("Result", self._send(parts))
+            special: Result = self._send(parts)
+            return special
         call: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(runtime, self._name, self._peers())
         call._start(parts)
-        return cast("Result", call)
+        return call  # type: ignore[return-value]  # typed by the method, without a call of cast()
 
     def scatter(
         self: Callable[Concatenate[X, Q], Result], values: Iterable[X], *args: Q.args, **kwargs: Q.kwargs

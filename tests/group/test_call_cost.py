@@ -7,6 +7,7 @@ import collections
 import sys
 from pathlib import Path
 
+import pytest
 from group_kit import World
 
 import rlinf_actors
@@ -46,13 +47,14 @@ class Count:
         return self._seen[what] / CALLS
 
 
-async def test_a_call_in_flight_costs_its_caller_few_calls_and_one_lock():
+@pytest.mark.parametrize("view", [False, True])
+async def test_a_call_in_flight_costs_its_caller_few_calls_and_one_lock(view):
     world = World(1)
     first = world.group.stop()
     await world.ranks[0].until(1)  # the link is made, and a call is pending
     (peer,) = world.remote.peers
     sending, arriving, taking = Count(), Count(), Count()
-    stop = world.group.stop
+    stop = world.group.execute_on(0).stop if view else world.group.stop
     with sending:
         results = [stop() for _ in range(CALLS)]
     answers = [frames.encode(frames.Ok(call.id)) for call in (await world.ranks[0].until(CALLS + 1))[1:]]
