@@ -146,8 +146,9 @@ class Messenger:
         """
         box = self._known(group, rank)
         tensors, alone = _NO_TENSORS, piggyback is None
-        if alone and type(value) in payload.PLAIN:
-            parts, borrowed = payload.encode(value), False
+        plain = payload.encode_plain(value) if alone else None
+        if plain is not None:
+            parts, borrowed = plain, False
         elif alone and box is not None and box.peer.lending.newer and (array := arrays.encode(value)) is not None:
             parts, borrowed = contents.copy_small(array)
         else:

@@ -12,8 +12,9 @@ a fifth (tests/security/test_one_unpickler.py):
 An encoded object is a list of parts. The empty list stands for None, or for a call without arguments. The first byte of
 the first part names the form:
 
-    M  MessagePack of a plain scalar or string         B  raw bytes, in the second part
-    A  MessagePack of [args, kwargs], all plain        P  pickle protocol 5, out-of-band buffers behind it
+    M  MessagePack of a plain scalar or string, or of a flat list or dict of them
+    A  MessagePack of [args, kwargs], all plain        B  raw bytes, in the second part
+    P  pickle protocol 5, out-of-band buffers behind it
     C  the same by cloudpickle, after two bytes with Python's major and minor version
     T, N  a tensor, or a numpy array: `wire.arrays`
 
@@ -118,9 +119,12 @@ def _major(numpy: Any) -> int:
     return int(numpy.__version__.partition(".")[0])
 
 
-PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 """Types of values that are encoded without pickle."""
+_TEXT = frozenset({str})
 _LONG = frozenset({str, bytes})
+_FEW = 64
+"""Most entries of a list or dict that is not pickled: pickle sends an object that is there many times once."""
 _SMALL = 16 << 10
 """Length from which bytes and texts skip MessagePack, which would copy them twice."""
 _SEARCHED = 64 << 10
@@ -176,21 +180,33 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker:
     Raises:
         SerializationError: something in *value* cannot be pickled; the error's ``path`` names it.
     """
-    if value is None:
-        return []
-    kind = type(value)
-    if kind in PLAIN:
-        if kind is bytes and len(value) >= _SMALL:
-            return [b"B", value]
-        try:
-            return [b"M" + _pack(value)]
-        except (OverflowError, UnicodeEncodeError):
-            pass  # beyond 64 bits, or a lone surrogate: pickle takes both
+    plain = encode_plain(value)
+    if plain is not None:
+        return plain
     before, _hooks.taker = _hooks.taker, taker
     try:
         return _pickled(value, what, copy)
     finally:
         _hooks.taker = before
+
+
+def encode_plain(value: Any) -> list[Buffer] | None:
+    """Return a plain value, or a flat list or dict of few short ones, as parts; None if *value* is anything else."""
+    if value is None:
+        return []
+    kind = type(value)
+    if kind is bytes and len(value) >= _SMALL:
+        return [b"B", value]
+    if kind is dict:
+        plain = len(value) <= _FEW and _TEXT.issuperset(map(type, value)) and _are_short(value.values())
+    elif kind is list:
+        plain = len(value) <= _FEW and _are_short(value)
+    else:
+        plain = kind in _PLAIN
+    try:
+        return [b"M" + _pack(value)] if plain else None
+    except (OverflowError, UnicodeEncodeError):
+        return None  # beyond 64 bits, or a lone surrogate: pickle takes both
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = bytes) -> list[Buffer]:
@@ -212,7 +228,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
 
 
 def _are_short(values: Collection[Any]) -> bool:
-    if not PLAIN.issuperset(map(type, values)):
+    if not _PLAIN.issuperset(map(type, values)):
         return False
     return _LONG.isdisjoint(map(type, values)) or all(len(value) < _SMALL for value in values if type(value) in _LONG)
 

@@ -123,11 +123,11 @@ async def test_a_receive_fails_when_its_sender_is_gone_and_gets_what_came_before
 
 async def test_an_object_that_cannot_be_unpickled_is_the_error_of_one_receive(pair, monkeypatch):
     a, b = pair
-    await a.send("b:0", [1])
-    await a.send("b:0", [2])
+    await a.send("b:0", (1,))
+    await a.send("b:0", (2,))
     await settle()
     with monkeypatch.context() as patched:
         patched.setattr(payload, "_loads", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await receive(b)
-    assert await receive(b) == [2]
+    assert await receive(b) == (2,)

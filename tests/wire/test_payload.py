@@ -47,6 +47,14 @@ VALUES = [
     bytearray(b"abc"),
     (1, 2),
     [1, (2, [3])],
+    [1, 2.5, True, None, "x", b"y"],
+    [2**70],
+    ["\ud800"],
+    [],
+    {},
+    {"step": 1, "loss": 0.5, "name": "x"},
+    {"step": {"inner": 1}},
+    {True: 1},
     {"a": 1, 2: "b", (1,): None},
     {1, 2},
     frozenset({1}),
@@ -71,6 +79,17 @@ def test_value_arrives_as_sent(value):
     back = sent_and_received(value)
     assert type(back) is type(value)
     assert back == value
+
+
+def test_few_plain_entries_are_not_pickled():
+    forms = [payload.encode(value)[0][:1] for value in ({"step": 1}, [1, "x"], ["x"] * payload._FEW)]
+    assert forms == [b"M"] * 3
+
+
+def test_an_entry_that_is_there_many_times_is_sent_once():
+    prompt = "x" * 1000
+    (data,) = payload.encode([prompt] * (payload._FEW + 1))
+    assert len(data) < 2 * len(prompt)
 
 
 def test_nan_and_infinity_arrive_unchanged():
@@ -335,7 +354,7 @@ def test_unauthenticated_parts_are_refused(parts):
 
 
 def test_text_that_names_main_is_no_code_by_value():
-    value = {"if __name__ ==": "__main__"}
+    value = ("if __name__ ==", "__main__")
     parts = payload.encode(value)
     assert parts[0][:1] == b"P"
     assert sent_and_received(value) == value
