@@ -132,6 +132,7 @@ class RelayPath:
         link.on_message, link.on_reset = _drop, None
         with self._lock:
             self._write(False)  # what is queued may find no room: then `held` has it
+        self._flush_now()  # other threads may have queued messages meanwhile
         if link.held and not self.ended:
             link.closing = self._loop.call_later(LINGER_S, self._unlink, link)  # `_credited` sends these before that
         else:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import threading
 
 import pytest
 import relay_kit
@@ -194,6 +195,28 @@ async def test_closed_link_delivers_what_was_sent_when_the_rank_reads_again(shor
         await until(lambda: b"me#0" not in streams.peers)
         assert not caller.answers
         assert not caller.resets
+
+
+async def test_message_that_is_sent_while_another_link_closes_leaves(short_dir):
+    async with relay_kit.node(short_dir, 2) as node:
+        (closing, other), path = (caller.link for caller in node.callers), node.cable.path
+        write = path._write
+
+        def sends_meanwhile(now):
+            path._write = write
+            write(now)
+            sending = threading.Thread(target=other.send, args=(b"step",), kwargs={"now": True})
+            sending.start()
+            sending.join()
+
+        closing.room = 0
+        closing.send(b"late", now=True)
+        assert closing.held
+        path._write = sends_meanwhile
+        closing.close()
+        await until(lambda: node.ranks[1].heard == [b"step"])
+        path._credited(closing.route, relay_path.WINDOW)
+        await until(lambda: node.ranks[0].heard == [b"late"])
 
 
 async def test_closed_link_to_a_rank_that_never_reads_ends(short_dir, monkeypatch):
