@@ -341,10 +341,6 @@ class BulkLink:
 
     # --- what arrives by the link; loop thread ---
 
-    def wants(self, header: bytes) -> bool:
-        """Return True if `takes` must get the message, on the loop. Any thread that reads the link."""
-        return bool(self._held) or header[:1] == MARK
-
     def takes(self, header: bytes, parts: list[Buffer]) -> bool:
         """Return True if the message is one of this module, or must wait behind one; `deliver` then gets it in turn."""
         if header[:1] == MARK:
@@ -446,7 +442,7 @@ class BulkLink:
                 incoming.put_into(parts)
             self._transport.deliver(self.name, partial(self._deliver, header, parts), self._failed)
             if self._held:  # else `close` was called meanwhile
-                self._held.popleft()  # last: while a message is held, no other thread may handle a later one
+                self._held.popleft()  # last: until it is delivered, later messages wait behind it
 
     def _ask_again(self) -> None:
         """Let the rest of the message that is delivered next arrive in the memory of a receive, if one has memory now.

@@ -147,7 +147,7 @@ class StreamConnection:
     def receive(self) -> Iterable[Chunk] | None:
         """Read once. Return the chunks that are complete now; None if the peer has closed the connection.
 
-        The caller holds the socket's lock: a closed descriptor's number may already be another file's.
+        The caller holds `StreamSocket._receiving`: a closed descriptor's number may already be another file's.
 
         Raises:
             OSError: the connection is broken, or nothing has arrived (BlockingIOError).
