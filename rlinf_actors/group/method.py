@@ -78,7 +78,8 @@ class RemoteMethod(Generic[P, Result]):
         if self._special:
             special: Result = self._send(parts)
             return special
-        call: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(runtime, self._name, self._peers())
+        peers = self._control.group.peers if self._ranks is None else self._peers()
+        call: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(runtime, self._name, peers)
         call._start(parts)
         return call  # type: ignore[return-value]  # typed by the method, without a call of cast()
 

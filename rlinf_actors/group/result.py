@@ -133,7 +133,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             self._begin_span(recorder.active, self._peers[0])
         frame = frames.Call(call, self._method, self._timeout or 0.0)
         single = len(self._peers) == 1
-        if single and self._peers[0].pending and (self._once or len(parts[0]) < 2):
+        if single and (self._once or len(parts[0]) < 2):
             self._peers[0].post_call(RankCall(self, 0), frame, parts[0])
             if self._timeout is not None:
                 self._runtime.io.call(self._start_timer, self._timeout)

@@ -46,9 +46,8 @@ class BlockingReceive(Future[ArrivedMessage]):
     def begins(self, message: ArrivedMessage) -> None:
         """Do nothing: the thread waits until all of the message has arrived."""
 
-    def take(self, message: ArrivedMessage) -> bool:
-        """Take *message*, or return False: it must go back to the mailbox. Any thread."""
-        return self._finish(message)
+    take = Future._finish
+    """Takes a message, or returns False: it must go back to the mailbox. Any thread."""
 
     def reject(self, error: BaseException) -> bool:
         return self._finish(None, error)

@@ -334,7 +334,7 @@ class Messenger:
         """
         if frame.n and not frame.unwritten:
             self._reply(link, frames.Held(frame.id, frame.n))
-        tensors: Any = in_place(parts)
+        tensors: Any = in_place(parts) if len(parts) > 1 else None
         if frame.transfer is not None:
             tensors = self.tensor_receiver.arrived(link, frame, parts)
         elif frame.unwritten:

@@ -185,11 +185,11 @@ class Outbox:
     def _send(self, message: OutgoingMessage, size: int, now: bool, in_pieces: bool) -> Settle | None:
         """Place the large parts of a message, and put the message on the link. Call with the lock held.
 
-        Return what settles the send, to be called without the lock. None if the link reads the sender's memory: then
-        the receiver's Held settles the send.
+        Return what settles the send, to be called without the lock. None if no code waits for that, or if the link
+        reads the sender's memory: then the receiver's Held settles the send.
         """
         parts, number, unwritten = message.parts, 0, 0
-        settle: Settle | None = message.settle
+        settle: Settle | None = None if message.work is None else message.settle
         block = self._allocate(parts) if in_pieces else None
         if block is not None:
             number, unwritten = next(self._numbers), len(block)
@@ -206,7 +206,7 @@ class Outbox:
         frame = frames.UserMessage(
             self._id, number, self._name, self._worker_id, message.stream, size, message.transfer, unwritten
         )
-        self.peer.send(frame, parts, now=now, alone=not message.stream)
+        self.peer.post(frames.encode(frame), parts, now=now, alone=not message.stream)
         if message.on_sent is not None:
             message.on_sent()
         self._sent += 1

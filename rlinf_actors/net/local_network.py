@@ -69,11 +69,16 @@ class LocalNetwork(ZmqNetwork):
 
 
 class LocalListener:
-    """A worker's listeners of ZeroMQ and of unix streams, as one. Implements `net.link.Listener`."""
+    """A worker's listeners of ZeroMQ and of unix streams, as one. Implements `net.link.Listener`.
+
+    Attributes:
+        queue: sends a message soon, together with others, to a peer that has a stream. Any thread.
+    """
 
     def __init__(self, zmq_listener: Listener, streams: StreamListener) -> None:
         self._zmq = zmq_listener
         self._streams = streams
+        self.queue: Callable[[bytes, Header, Sequence[Buffer]], None] = streams._queue
 
     @property
     def on_unreachable(self) -> Callable[[bytes], None] | None:
@@ -117,13 +122,6 @@ class LocalListener:
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         (self._streams if peer in self._streams.peers else self._zmq).send(peer, header, parts, now=now)
-
-    def queue(self, peer: bytes, header: Header, parts: Sequence[Buffer]) -> bool:
-        """Send a message soon, together with others. Return False, and do nothing, if the peer has no stream."""
-        if peer not in self._streams.peers:
-            return False
-        self._streams._queue(peer, header, parts)
-        return True
 
     def member_of(self, peer: bytes) -> Member | None:
         return LOCAL if peer in self._streams.peers else self._zmq.member_of(peer)

@@ -146,15 +146,6 @@ class MessageSocket:
         self._out.append((peer, header, parts))
         self._look_at_queue()
 
-    def _queue(self, peer: bytes, header: Header, parts: Sequence[Buffer]) -> None:
-        """Send a message soon, as `_send` does, which is called in all but the usual case. Any thread."""
-        if fault_injection.active is not None or self._network.forked:
-            self._send(peer, header, parts, False)
-            return
-        self._out.append((peer, header, parts))
-        if not self._flush_due or len(self._out) >= BATCH:
-            self._look_at_queue()
-
     def _look_at_queue(self) -> None:
         """Have what was queued sent: by the loop, by this thread when it has handled messages, or now if it is much."""
         if self._delivering == threading.get_ident():
@@ -205,12 +196,13 @@ class MessageSocket:
         if self._closed or not out:
             return
         queues: dict[bytes, list[tuple[Header, Sequence[Buffer]]]] = {}
-        plain = True
+        queue: list[tuple[Header, Sequence[Buffer]]] = []
+        plain, last = True, None
         for _ in range(len(out)):  # as many as there are now: other threads may append meanwhile
             peer, header, parts = out.popleft()
-            if peer not in queues:
-                queues[peer] = []
-            queues[peer].append((header, parts))
+            if peer is not last:
+                queue, last = queues.setdefault(peer, []), peer
+            queue.append((header, parts))
             plain = plain and type(header) is bytes
         if not plain:
             queues = {peer: self._joined(messages) for peer, messages in queues.items()}  # type: ignore[misc]

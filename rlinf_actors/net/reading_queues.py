@@ -6,7 +6,7 @@ import asyncio
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rlinf_actors.net.loop import call_threadsafe
@@ -24,20 +24,20 @@ class WaitingQueue(Generic[T]):
     """A queue like queue.SimpleQueue, for threads that read the sockets while they wait for an item.
 
     A signal handler must not raise on such a thread while it waits. One thread at a time puts items.
+
+    Attributes:
+        qsize: returns the number of items.
     """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._items: collections.deque[T] = collections.deque()
+        self.qsize: Callable[[], int] = self._items.__len__
         self._reader = False  # the thread that has the turn waits here, and no item was put for it
         self._asleep: collections.deque[threading.Lock] = collections.deque()
         self._here = threading.local()
 
-    def put(self, item: T) -> None:
-        """Add an item, and wake a thread that waits."""
-        self.put_all((item,))
-
-    def put_all(self, items: Sequence[T]) -> None:
+    def put(self, *items: T) -> None:
         """Add items, and wake a thread that waits. A thread that finds more than its item wakes the next."""
         self._items.extend(items)
         if self._reader:
@@ -95,12 +95,6 @@ class WaitingQueue(Generic[T]):
             gate = self._here.gate = threading.Lock()
             gate.acquire()
         return gate
-
-    def empty(self) -> bool:
-        return not self._items
-
-    def qsize(self) -> int:
-        return len(self._items)
 
 
 class LoopQueue:

@@ -21,13 +21,14 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage
-from rlinf_actors.net.message_socket import Messages, MessageSocket
+from rlinf_actors.net.message_socket import BATCH, Messages, MessageSocket
 from rlinf_actors.net.stream_connection import StreamConnection, send_rest
 from rlinf_actors.net.stream_framing import Chunk, small
 from rlinf_actors.wire import together
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
+    from rlinf_actors.wire.together import Header
 
 
 class StreamSocket(MessageSocket):
@@ -112,6 +113,18 @@ class StreamSocket(MessageSocket):
             connection.forget()
 
     # --- out ---
+
+    def _queue(self, peer: bytes, header: Header, parts: Sequence[Buffer]) -> None:
+        """Send a message soon, together with others, as `_send` does, which is called in all but the usual case.
+
+        Any thread.
+        """
+        if fault_injection.active is not None or self._network.forked:
+            self._send(peer, header, parts, False)
+            return
+        self._out.append((peer, header, parts))
+        if not self._flush_due or len(self._out) >= BATCH:
+            self._look_at_queue()
 
     def _sent(self, connection: StreamConnection | None, header: bytes, parts: Sequence[Buffer]) -> bool:
         """Send a small message at once if nothing waits before it, and return True; the usual case, fast. Any thread.

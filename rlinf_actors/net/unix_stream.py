@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import random
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import RemoteWireError
@@ -126,10 +127,6 @@ class StreamListener(StreamSocket):
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         if not now or not self._sent(self.peers.get(peer), header, parts):
             self._send(peer, header, parts, now)
-
-    def queue(self, peer: bytes, header: Header, parts: Sequence[Buffer]) -> None:
-        """Send a message soon, together with others. Any thread."""
-        self._queue(peer, header, parts)
 
     def _write(self, peer: bytes, messages: Messages) -> None:
         connection = self.peers.get(peer)
@@ -239,6 +236,9 @@ class StreamLink(StreamSocket):
         path: path of the listener's socket.
         stream: a socket that is connected to *path*; None to connect later, since nothing accepts there now.
         identity, on_message, options: as of `Network.link`.
+
+    Attributes:
+        queue: sends a message soon, together with others. Any thread.
     """
 
     def __init__(
@@ -261,6 +261,7 @@ class StreamLink(StreamSocket):
         self._was_connected = False
         self._resuming = False  # connected again, and the listener has not answered
         self._waiting: Messages = []
+        self.queue: Callable[[Header, Sequence[Buffer]], None] = functools.partial(self._queue, b"")
         self._retry_s = RETRY_S
         self._retry: asyncio.TimerHandle | None = None
         network._sockets.add(self)
@@ -275,10 +276,6 @@ class StreamLink(StreamSocket):
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         if not now or not self._sent(self._connection, header, parts):
             self._send(b"", header, parts, now)
-
-    def queue(self, header: Header, parts: Sequence[Buffer]) -> None:
-        """Send a message soon, together with others. Any thread."""
-        self._queue(b"", header, parts)
 
     @property
     def unsent(self) -> bool:

@@ -156,10 +156,9 @@ class Future(Generic[T]):
 
     def _leave(self, active: reading.Reading, holder: object) -> None:
         """Give back the turn if *holder* has it."""
-        if active.holds(holder):
-            if not self._finished:
-                self._forget(active.ring)  # first: the next thread that has the turn may ask for the same
-            active.leave(holder)
+        if not self._finished and active.holds(holder):
+            self._forget(active.ring)  # first: the next thread that has the turn may ask for the same
+        active.leave(holder)
 
     async def async_wait(self) -> T:
         """Wait for the result without blocking the event loop. The same as ``await`` on this object."""

@@ -343,16 +343,17 @@ class Peer:
         link.send(header, parts, now=now)
 
     def post_call(self, pending: Pending, call: frames.Call, parts: Sequence[Buffer]) -> None:
-        """Open and send a call while others are under way. The worker gets calls that wait as one frame. Any thread."""
+        """Open and send a call; with others if some are under way: calls that wait are one frame. Any thread."""
+        idle = not self.pending
         self.pending[call.id] = pending
         self._waits.add(self)
         queue = self._queue
         if self.error is not None and self.pending.pop(call.id, None) is not None:
             pending.fail(self.error)
-        elif queue is not None and len(parts) < 2:
+        elif queue is not None and not idle and len(parts) < 2:
             queue(call, parts)
         else:
-            self.post(frames.encode(call), parts)
+            self.post(frames.encode(call), parts, now=idle)
 
     @property
     def lending(self) -> Lending:

@@ -7,7 +7,7 @@ objects in place of encoded headers, and the socket joins what waits for one pee
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Union
+from typing import Any, Union
 
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import frames
@@ -26,22 +26,21 @@ def joined(messages: Iterable[tuple[Header, Sequence[Buffer]]]) -> list[tuple[by
     Only calls and results with equally many parts form a run.
     """
     made: list[tuple[bytes, Sequence[Buffer]]] = []
-    run: list[Call | Ok] = []
+    run: list[Any] = []
     inside: list[Buffer] = []
     kind: object = None
     width = size = 0
     method, deadline_s = "", 0.0
     for header, parts in messages:
-        if isinstance(header, bytes):
-            _end(run, inside, made)
-            run, inside = [], []
-            made.append((header, parts))
-            continue
         fits = type(header) is kind and len(parts) == width and size < MOST_BYTES and len(run) < frames.MAX_TOGETHER
-        if not fits or (isinstance(header, Call) and (header.method != method or header.deadline_s != deadline_s)):
+        if not fits or (type(header) is Call and (header.method != method or header.deadline_s != deadline_s)):
             _end(run, inside, made)
             run, inside = [], []
             kind, width, size = type(header), len(parts), 0
+            if isinstance(header, bytes):
+                made.append((header, parts))
+                kind = None
+                continue
             if isinstance(header, Call):
                 method, deadline_s = header.method, header.deadline_s
         run.append(header)
@@ -52,14 +51,15 @@ def joined(messages: Iterable[tuple[Header, Sequence[Buffer]]]) -> list[tuple[by
     return made
 
 
-def _end(run: list[Call | Ok], parts: list[Buffer], made: list[tuple[bytes, Sequence[Buffer]]]) -> None:
+def _end(run: list[Any], parts: list[Buffer], made: list[tuple[bytes, Sequence[Buffer]]]) -> None:
     """Add to *made* the message of the calls, or results, in *run*."""
+    if not run:
+        return
+    frame: frames.AnyFrame = run[0]
     if len(run) > 1:
-        calls, oks = [one for one in run if isinstance(one, Call)], [one for one in run if isinstance(one, Ok)]
-        if calls:
-            frame = frames.Calls([one.id for one in calls], calls[0].method, calls[0].deadline_s)
-            made.append((frames.encode(frame), parts))
+        ids = [one.id for one in run]
+        if isinstance(frame, Call):
+            frame = frames.Calls(ids, frame.method, frame.deadline_s)
         else:
-            made.append((frames.encode(frames.Oks([one.id for one in oks], [one.seconds for one in oks])), parts))
-    elif run:
-        made.append((frames.encode(run[0]), parts))
+            frame = frames.Oks(ids, [one.seconds for one in run])
+    made.append((frames.encode(frame), parts))

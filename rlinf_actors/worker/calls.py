@@ -102,7 +102,7 @@ class Calls:
 
     def submit(self, invocation: Invocation) -> bool:
         """Submit a call. Return False if it came before, so that it does not run twice."""
-        key = invocation.key
+        key = (invocation.peer, invocation.id)
         if invocation.peer in self.lost:
             return True
         if invocation.id > self._newest.get(invocation.peer, 0):

@@ -63,11 +63,8 @@ class Executor(Protocol):
     def submit_all(self, invocations: Sequence[Invocation]) -> None:
         """Queue several calls of one method, in order."""
 
-    def idle(self) -> bool:
-        """Return True if no call is queued.
-
-        The server then sends an answer at once, instead of together with the next answer.
-        """
+    def waiting(self) -> int:
+        """Return the number of queued calls. Any thread."""
 
     def begin(self, make: Callable[[], Any]) -> Any:
         """Call *make*, await the result if it is a coroutine, and return the result. Main thread, before `serve`.
@@ -109,11 +106,11 @@ class SerialExecutor:
         )
         self._running: list[list[Invocation | None]] = []  # a slot for each thread, which alone writes it
         self.submit: Callable[[Invocation], None] = self._queue.put
-        self.idle: Callable[[], bool] = self._queue.empty
+        self.waiting: Callable[[], int] = self._queue.qsize
 
     def submit_all(self, invocations: Sequence[Invocation]) -> None:
         if isinstance(self._queue, WaitingQueue):
-            self._queue.put_all(invocations)
+            self._queue.put(*invocations)
         else:
             for invocation in invocations:
                 self._queue.put(invocation)
@@ -132,7 +129,7 @@ class SerialExecutor:
             slot[0] = None
 
     def activity(self) -> Activity:
-        return _longest([slot[0] for slot in self._running], self._queue.qsize())
+        return _longest([slot[0] for slot in self._running], self.waiting())
 
 
 class ThreadsExecutor(SerialExecutor):
@@ -191,8 +188,8 @@ class BesideExecutor:
     def submit_all(self, invocations: Sequence[Invocation]) -> None:
         self._beside.get(invocations[0].method, self.main).submit_all(invocations)
 
-    def idle(self) -> bool:
-        return self.main.idle() and all(beside.idle() for beside in self._beside.values())
+    def waiting(self) -> int:
+        return self.main.waiting() + sum(beside.waiting() for beside in self._beside.values())
 
     def begin(self, make: Callable[[], Any]) -> Any:
         return self.main.begin(make)
@@ -223,6 +220,7 @@ class LoopExecutor:
 
     def __init__(self, limit: int = 0, on_loop_start: Callable[[], object] = lambda: None) -> None:
         self._queue: collections.deque[Invocation] = collections.deque()
+        self.waiting: Callable[[], int] = self._queue.__len__
         self._loop = new_event_loop()
         self._due = threading.Lock()
         self._limit = limit
@@ -244,9 +242,6 @@ class LoopExecutor:
         self._queue.extend(invocations)
         if self._due.acquire(blocking=False):
             call_soon(self._loop, self._pump)
-
-    def idle(self) -> bool:
-        return not self._queue
 
     def serve(self, instance: Any) -> None:
         self._instance = instance

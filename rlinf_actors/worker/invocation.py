@@ -108,10 +108,6 @@ class Invocation(msgspec.Struct, eq=False):
     _credited: int = 0  # written by the I/O thread alone
     _wake: Callable[[], object] | None = None
 
-    @property
-    def key(self) -> tuple[bytes, int]:
-        return self.peer, self.id
-
     def cancel(self) -> None:
         """Stop the call, because its caller no longer waits for the answer. I/O thread only."""
         self.cancelled = True

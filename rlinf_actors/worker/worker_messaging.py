@@ -316,7 +316,8 @@ class Messaging:
     def _receive(
         self, what: str, group: str, rank: Rank, async_op: bool, options: Options, timeout: float | None, into: Any
     ) -> Any:
-        timeout = waiting(timeout)
+        if timeout is not None:
+            timeout = waiting(timeout)
         messenger = self._messenger(what, options)
         if into is None and not async_op:
             return messenger.blocking.receive(group, rank, timeout)

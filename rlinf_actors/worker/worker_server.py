@@ -110,8 +110,8 @@ class WorkerServer:
         self._listener = network.listener(
             self._received, gate=gate, on_failed=self._failed, on_any_thread=self._received_anywhere
         )
-        self._queue: Callable[[bytes, frames.Ok, Sequence[Buffer]], bool]
-        self._queue = getattr(self._listener, "queue", lambda *_: False)
+        self._queue: Callable[[bytes, frames.Ok, Sequence[Buffer]], None]
+        self._queue = getattr(self._listener, "queue", self.send)
         self._made = Invocation if recorder.active is None else TracedInvocation
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
@@ -225,11 +225,11 @@ class WorkerServer:
             if type(frame) is frames.Ok and invocation.method == "_close":
                 self._on_closed()
         executor = self._calls.executor
-        now = executor is None or executor.idle()
+        now = executor is None or not executor.waiting()  # else together with the next answer
         if now or type(frame) is not frames.Ok or len(parts) > 1 or invocation.peer not in self._together:
             self.send(invocation.peer, frame, parts, now=now)
-        elif not self._queue(invocation.peer, frame, parts):
-            self.send(invocation.peer, frame, parts)
+        else:
+            self._queue(invocation.peer, frame, parts)
 
     def _received_anywhere(self, peer: bytes, header: bytes, parts: list[Buffer]) -> bool:
         """Handle a message on the thread that reads, and return True, if its kind allows that. Any thread."""

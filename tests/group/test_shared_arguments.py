@@ -34,8 +34,8 @@ class Rank:
         self.send(frames.decode(header), parts)
 
     def post_call(self, pending, call, parts):
+        self.at_once, self.alone = not self.pending, True
         self.open(pending, call.id)
-        self.alone = True
         self.send(call, parts)
 
     def send(self, frame, parts=(), **_how):

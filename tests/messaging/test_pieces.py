@@ -88,8 +88,10 @@ class InterruptedPeer:
 
     def send(self, frame, _parts=(), **_how):
         self.sent.append(frame)
-        if type(frame) is frames.UserMessage:
-            raise KeyboardInterrupt
+
+    def post(self, header, _parts=(), **_how):
+        self.sent.append(frames.decode(header))
+        raise KeyboardInterrupt
 
 
 def test_a_signal_handler_that_raises_before_the_first_piece_does_not_stop_the_pieces():

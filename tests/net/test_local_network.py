@@ -8,7 +8,7 @@ from rlinf_actors.net.local_network import LocalListener
 
 
 def test_the_ends_of_streams_are_noticed_and_those_of_zeromq_are_not():
-    streams = types.SimpleNamespace(peers={b"near": None}, on_ended=None)
+    streams = types.SimpleNamespace(peers={b"near": None}, on_ended=None, _queue=None)
     listener = LocalListener(types.SimpleNamespace(), streams)
     listener.on_ended = print
     assert streams.on_ended is print

@@ -58,10 +58,9 @@ async def test_calls_and_results_that_wait_together_are_one_message(streams: Wor
     await streams.heard.until(3)
     assert streams.heard.headers == [b"first", frames.encode(frames.Calls([0, 1, 2], "step")), b"last"]
     for n in range(3):
-        assert streams.listener.queue(b"me", frames.Ok(n, 0.5), ())
+        streams.listener.queue(b"me", frames.Ok(n, 0.5), ())
     await answers.until(1)
     assert answers.headers == [frames.encode(frames.Oks([0, 1, 2], [0.5, 0.5, 0.5]))]
-    assert not streams.listener.queue(b"unknown", frames.Ok(1), ())
 
 
 # --- who connects ---

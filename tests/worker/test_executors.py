@@ -197,12 +197,12 @@ class TestSerial:
     def test_one_at_a_time(self, serial):
         first, second = serial.call("block"), serial.call("note", "after")
         assert serial.plain.entered.acquire(timeout=10)
-        assert not serial.executor.idle()
+        assert serial.executor.waiting()
         assert serial.answers.all == []
         serial.plain.go.set()
         serial.answers.value(second)
         assert serial.answers.order() == [first, second]
-        assert serial.executor.idle()
+        assert not serial.executor.waiting()
 
     def test_what_runs_since_when_and_what_waits_is_known(self, serial):
         before = time.perf_counter()

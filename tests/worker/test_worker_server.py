@@ -44,8 +44,8 @@ class Inline:
         for invocation in queue:
             invocation.run(self)
 
-    def idle(self) -> bool:
-        return not self.queue
+    def waiting(self) -> int:
+        return len(self.queue)
 
     def double(self, x):
         return 2 * x
