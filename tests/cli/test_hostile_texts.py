@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +18,13 @@ import pytest
 from msgspec import inspect
 
 from rlinf_actors.net.rpc import ControlServer
+from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.security.job import PREFIX, JoinToken
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.security.members import Member
 from rlinf_actors.wire import client_messages as messages
+from rlinf_actors.wire import key_messages
 from rlinf_actors.wire.control_codec import Envelope, Request
 
 pytestmark = pytest.mark.slow
@@ -35,6 +42,8 @@ ANSWERS: dict[type, type] = {
     messages.DrainNode: messages.Drained,
     messages.EndGroup: messages.Done,
     messages.StopCluster: messages.Done,
+    key_messages.RotateKey: key_messages.Enrolled,
+    key_messages.Enroll: key_messages.Enrolled,
 }
 NAME = f"n{CLEAR}"
 VERBS = [
@@ -105,9 +114,36 @@ def answer_to(body: object, pick: int) -> Any:
     return msgspec.structs.replace(made, more=False) if isinstance(made, messages.Events) else made
 
 
+HEAD = KeyPair.make()
+
+
+class Open:
+    """Admits every key."""
+
+    def admit(self, public_key: str) -> Member:
+        return Member("driver", "any", key=public_key)
+
+    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
+        raise AssertionError(why)
+
+
 @pytest.fixture
 async def head(tmp_path) -> AsyncIterator[str]:
     """The endpoint of a head that answers every second time with a refusal."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    with hostile_head(f"ipc://{tmp_path}/run/head", Security()) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+async def keyed_head() -> AsyncIterator[str]:
+    """The address of such a head with keys."""
+    with hostile_head("tcp://127.0.0.1:0", Security(False, HEAD, HEAD.public)) as endpoint:
+        yield endpoint.removeprefix("tcp://")
+
+
+@contextlib.contextmanager
+def hostile_head(endpoint: str, security: Security) -> Iterator[str]:
     count = 0
 
     def came(peer: bytes, envelope: Envelope) -> None:
@@ -119,10 +155,9 @@ async def head(tmp_path) -> AsyncIterator[str]:
             else:
                 server.reply(peer, envelope.id, answer_to(envelope.body, -(count % 2)))
 
-    network = ZmqNetwork(asyncio.get_running_loop())
-    server = ControlServer(network, came)
-    (tmp_path / "run").mkdir(mode=0o700)
-    yield server.bind(f"ipc://{tmp_path}/run/head")
+    network = ZmqNetwork(asyncio.get_running_loop(), security)
+    server = ControlServer(network, came, gate=Open())
+    yield server.bind(endpoint)
     server.close()
     network.close()
 
@@ -178,6 +213,88 @@ async def test_no_verb_passes_escape_sequences_on(head, tmp_path):
         assert not unsafe(text), (both[number], text)
     escaped = {both[number][0] for number, text in said.items() if r"\x1b[2J" in text or r"\u001b[2J" in text}
     assert escaped >= {verb[0] for verb in verbs} - {"units"}, "the texts did come"
+
+
+def key_text(**fields: str) -> str:
+    pair = KeyPair.make()
+    found = {
+        "role": "driver",
+        "name": "ada",
+        "public": pair.public,
+        "secret": pair.secret,
+        "head": HEAD.public,
+        **fields,
+    }
+    return "".join(f"{name} {value}\n" for name, value in found.items())
+
+
+KEY_FILES = {
+    "good": key_text(),
+    "good-too": key_text(),
+    "line": key_text() + f"{CLEAR}\n",
+    "role": key_text(role=CLEAR),
+    "name": key_text(name=CLEAR),
+    "public": key_text(public=CLEAR),
+    "secret": key_text(secret=CLEAR),
+    "head": key_text(head=CLEAR),
+    "address": key_text(address=CLEAR, node=CLEAR),
+    f"dir{CLEAR}": key_text(),
+    f"none{CLEAR}": "",
+}
+"""A driver.key by the name of its directory."""
+
+
+def hostile_keys(place: Path, address: str) -> tuple[list[list[str]], list[str]]:
+    """Return commands about keys, each of whose texts is hostile in one of them, and join tokens that parse."""
+    folders = []
+    for name, text in KEY_FILES.items():
+        folders.append(place / name)
+        folders[-1].mkdir(mode=0o700)
+        if text:
+            (folders[-1] / "driver.key").touch(0o600)
+            (folders[-1] / "driver.key").write_text(text)
+    tokens = [JoinToken(address, HEAD.public, KeyPair.make(), "agent", f"n{number}").text() for number in range(4)]
+    fields = {"address": address, "head": HEAD.public, "pair": KeyPair.make(), "role": "agent", "name": "n1"}
+    for name in ("address", "head", "role", "name"):
+        tokens.append(JoinToken(**{**fields, name: CLEAR}).text())  # type: ignore[arg-type]
+    tokens.append(JoinToken(**{**fields, "address": f"{CLEAR}:7"}).text())  # type: ignore[arg-type]
+    verbs = [["rotate", "--dir", str(folder), "--head", address] for folder in folders]
+    verbs += [
+        ["rotate", "--dir", str(folders[0]), "--head", where] for where in (CLEAR, f"{CLEAR}:1", f"tcp://{CLEAR}")
+    ]
+    verbs += [["trust", HEAD.public, "--dir", str(folder)] for folder in folders]
+    verbs += [["trust", text, "--dir", str(folders[0])] for text in (CLEAR, CLEAR.ljust(40)[:40])]
+    verbs += [["join", token, "--dir", str(place / f"join-{number}")] for number, token in enumerate(tokens)]
+    verbs += [["join", text, "--dir", str(folders[0])] for text in (CLEAR, f"{PREFIX}{CLEAR}", tokens[0][:50] + CLEAR)]
+    verbs += [["join", tokens[0], "--dir", str(folder)] for folder in (folders[-2], folders[-1], folders[2])]
+    verbs += [["init", "--dir", str(folder), "--name", name] for folder in folders[-2:] for name in ("kim", CLEAR)]
+    for more in (
+        ("--address", CLEAR), ("--address", f"{CLEAR}:1"), ("--user", CLEAR), ("--driver", "--nodes", CLEAR),
+        ("--driver", "--group", CLEAR), ("--expires", CLEAR), ("--file", str(place / f"file{CLEAR}")),
+        ("--file", str(place / f"nowhere{CLEAR}" / "file")), ("--state-dir", str(place / f"state{CLEAR}")),
+    ):  # fmt: skip
+        verbs.append(["enroll", "n1", *more])
+    return [["keys", *verb] for verb in [*verbs, ["enroll", CLEAR]]], tokens
+
+
+async def test_no_command_about_keys_passes_escape_sequences_on(head, keyed_head, tmp_path):
+    verbs, tokens = hostile_keys(tmp_path, keyed_head)
+    both = [*verbs, *([*verb, "--json"] for verb in verbs)]
+    out = await on_terminal(
+        [sys.executable, "-c", RUN, json.dumps(both)],
+        RLINF_HEAD=head, COLUMNS="4000", TERM="xterm-256color", NO_COLOR="1",
+    )  # fmt: skip
+    assert "Traceback" not in out
+    said = dict(enumerate(out.split("VERB ")[1:]))
+    assert len(said) == len(both), out[-2000:]
+    for number, text in said.items():
+        assert not unsafe(text), (both[number], text)
+    escaped = {both[number][1] for number, text in said.items() if r"\x1b[2J" in text.partition("\n")[2]}
+    assert escaped >= {"rotate", "trust", "join", "enroll"}, "the texts did come"
+    for token in (*tokens, CLEAR):
+        command = [sys.executable, "-m", "agentd", "--connect", keyed_head, "--token", token, "--check-config"]
+        text = await on_terminal(command, RLINF_ACTORS_KEYS=str(tmp_path / f"agentd{CLEAR}"))
+        assert not unsafe(text), (token, text)
 
 
 SCRIPT = """
