@@ -398,7 +398,7 @@ class GroupTable:
 
     def remind(self, node: Node) -> None:
         """Resend the orders to stop robot workers of this node, because earlier messages may have been lost."""
-        for order in self._robot_stops.get(node.id, {}).values():
+        for order in self._robot_stops.get(node.id, {}).values() if self._robot_stops else ():
             self._head.emit(Notify(node.peer, order))
 
     # --- ends of groups ---

@@ -227,10 +227,11 @@ class NodeTable:
         """Renew the lease of a node whose agentd has sent a message of any kind."""
         was_suspect = node.life is NodeLife.SUSPECT
         node.connected = True
-        self._end_suspicion(node)
-        node.last_seen = self._head.now
-        node.step("heard", self._head.now)
         if was_suspect:
+            self._end_suspicion(node)
+        node.last_seen = self._head.now
+        if was_suspect:
+            node.step("heard", self._head.now)
             self._arm(node)
 
     def _end_suspicion(self, node: Node) -> None:

@@ -350,6 +350,8 @@ class EarlyMessages:
         Returns:
             True if the message is held back; False if the head can handle it now.
         """
+        if self._released and not self._held and not isinstance(event.body, FindGroup):
+            return False
         behind = self._released and event.peer in self._of_peer and not isinstance(event.body, NEVER_HELD)
         if not behind and not self._too_early(event):
             return False

@@ -133,7 +133,8 @@ class FairInbox:
             self._put(holder, Chunk(peer, headers(first.buffer), size, size * BYTE_S))
             return
         data = first.bytes
-        self._sort(peer, holder, [bytes(message) for message in headers(data)], data)
+        message = only_header(data)
+        self._sort(peer, holder, [bytes(one) for one in headers(data)] if message is None else [message], data)
 
     def _sort(self, peer: bytes, holder: Holder, messages: list[bytes], data: bytes) -> None:
         """Put the messages of a chunk, whose bytes are *data*, into the queues."""
