@@ -422,6 +422,7 @@ class Coordinator:
         for key in ended:
             if not key.token and not self.keys.has(key):
                 yield from self._end_jobs_known_to(key, why)
+                yield
 
     def _end_clients(self, clients: Sequence[Client], reason: str) -> Sliced[None]:
         for number, client in enumerate(clients, 1):
@@ -436,7 +437,7 @@ class Coordinator:
         if key.role == "driver":
             for namespace in self.jobs.of_driver(key.name):
                 yield from self._end_job(namespace, f"the key of its driver is not valid any more: {why}")
-        for node in [node for node in self.nodes.all() if node.member.is_same(member)]:
+        for node in self.nodes.of_member(member):
             for namespace in sorted(node.jobs):
                 text = f"node {node.name} knows its token, and has no valid key any more: {why}"
                 yield from self._end_job(namespace, text)

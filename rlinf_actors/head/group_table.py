@@ -360,7 +360,7 @@ class GroupTable:
 
         *reason* says why for people; "" if the group's owner asked for it.
         """
-        robots = [one for one in workers if one.spec.claims]  # at once, however many
+        robots = [one for one in workers if one.spec.claims] if self._with_robots else []  # at once, however many
         self._stop_now(robots, grace_s, reason)
         others = [one for one in workers if not one.spec.claims] if robots else workers
         self._head.slices.start(self._stop_rest(others, grace_s, reason))

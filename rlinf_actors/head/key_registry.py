@@ -11,14 +11,16 @@ two members, each with keys of its own.
 from __future__ import annotations
 
 import difflib
+import heapq
 import math
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head import commands
+from rlinf_actors.head.records import Index
 from rlinf_actors.security.members import (
     LOCAL,
     NAME_RULE,
@@ -86,13 +88,20 @@ class KeyRegistry:
         self._on_ended = on_ended
         self._keys = {key.public: key for key in before.keys}
         self._jobs: dict[str, str] = {}
+        # Other threads read it: they look up single keys, and each change of an entry is atomic.
         self._members: dict[str, Member] = {}
+        self._good: Index[KeyState] = Index()  # keys and join tokens that have not ended, by member
         self._drivers: dict[str, KeyState] = {}  # the newest key of each driver, also if it has ended
         self._changes: list[commands.Change] = []
         self._next = math.inf
         self._warned: dict[str, float] = {}  # by key: the last of WARNINGS_S that was written
         self.own = own
-        self._index()
+        for key in before.keys:
+            self._note(key)
+        if own.public:
+            self._members[own.public] = Member("head", "head", "", own.public)
+        if own.local:
+            self._members[own.local] = LOCAL
 
     # --- looking ---
 
@@ -264,7 +273,7 @@ class KeyRegistry:
                 self._warned[key.public] = min(due)
                 self._emit(commands.LogEvent("key_ended", f"{_called(key)} expires in {_days(left)}: {_renewal(key)}"))
         self._warned = {public: at for public, at in self._warned.items() if self._keys[public].ended_at is None}
-        self._plan()
+        self._next = min((self._due(key) for key in self._keys.values() if key.ended_at is None), default=math.inf)
 
     def next_expiry(self) -> float:
         return self._next
@@ -285,7 +294,6 @@ class KeyRegistry:
         """Let the workers of a job connect with this public key, which replaces the job's previous key."""
         self.forget_job(namespace)
         self._jobs[namespace] = public
-        # one entry of the dict that other threads read: they look up single keys, and each change is atomic
         self._members[public] = Member("worker", namespace, namespace, public)
 
     def forget_job(self, namespace: str) -> None:
@@ -322,23 +330,36 @@ class KeyRegistry:
 
     def _of(self, role: str, name: str, user: str) -> list[KeyState]:
         """Return the keys and join tokens of a member that have not ended."""
-        wanted = (role, name, user)
-        return [k for k in self._keys.values() if k.ended_at is None and (k.role, k.name, k.limits.user) == wanted]
+        return self._good.of((role, name, user))
 
     def _put(self, key: KeyState) -> None:
         self._keys[key.public] = key
         self._changes.append(key)
-        self._index()
+        self._note(key)
+
+    def _note(self, key: KeyState) -> None:
+        """Enter a new or changed key into the tables by which keys are found."""
+        member = key.role, key.name, key.limits.user
+        if key.ended_at is None:
+            role = "enroll" if key.token else key.role
+            self._members[key.public] = Member(role, key.name, "", key.public, key.limits.user)
+            self._good.add(member, key.public, key)
+            self._next = min(self._next, self._due(key))
+        else:
+            self._members.pop(key.public, None)
+            self._good.discard(member, key.public)
+        if key.role == "driver" and not key.token:
+            newest = self._drivers.get(key.name, key)
+            if newest.public == key.public or newest.added_at <= key.added_at:
+                self._drivers[key.name] = key
 
     def _end(self, keys: Iterable[KeyState], why: str, wall: float) -> list[KeyState]:
         ended = [replace(key, ended_at=wall, why=why) for key in keys]
         for key in ended:
-            self._keys[key.public] = key
-            self._changes.append(key)
+            self._put(key)
             self._emit(commands.LogEvent("key_ended", f"{_called(key)} is not valid any more: {why}"))
         if ended:
             self._trim()
-            self._index()  # once: hundreds of keys may expire at one moment
             self._on_ended(ended, why)
         return ended
 
@@ -348,38 +369,24 @@ class KeyRegistry:
         So no member can push out the ended keys of another member.
         """
         gone = sorted((k for k in self._keys.values() if k.ended_at is not None), key=lambda k: k.ended_at or 0.0)
-        counts = Counter(map(_member, gone))
+        of_member: dict[str, deque[KeyState]] = {}
+        for key in gone:
+            of_member.setdefault(_member(key), deque()).append(key)
+        heap = [(-len(keys), number, keys) for number, keys in enumerate(of_member.values())]
+        heapq.heapify(heap)
         for _ in range(len(gone) - commands.KEPT):
-            most = max(counts.values())
-            key = next(key for key in gone if counts[_member(key)] == most)
-            gone.remove(key)
-            counts[_member(key)] -= 1
+            _, number, keys = heap[0]
+            key = keys.popleft()
+            heapq.heapreplace(heap, (-len(keys), number, keys))
             del self._keys[key.public]
+            if self._drivers.get(key.name) is key:
+                del self._drivers[key.name]
             self._changes.append(commands.ForgetKey(key.public))
 
-    def _index(self) -> None:
-        """Rebuild the dict that `admit` reads. It is replaced by a complete one, because other threads read it."""
-        good = [key for key in self._keys.values() if key.ended_at is None]
-        members = {k.public: Member("enroll" if k.token else k.role, k.name, "", k.public, k.limits.user) for k in good}
-        members.update({public: Member("worker", job, job, public) for job, public in self._jobs.items()})
-        drivers = [key for key in self._keys.values() if key.role == "driver" and not key.token]
-        self._drivers = {key.name: key for key in sorted(drivers, key=lambda key: key.added_at)}
-        if self.own.public:
-            members[self.own.public] = Member("head", "head", "", self.own.public)
-        if self.own.local:
-            members[self.own.local] = LOCAL
-        self._members = members
-        self._plan()
-
-    def _plan(self) -> None:
-        """Set the time at which `tick` has something to do."""
-        self._next = math.inf
-        for key in self._keys.values():
-            ends = ends_at(key)
-            if key.ended_at is None and ends < math.inf:
-                warned = self._warned.get(key.public, math.inf)
-                times = [ends - before for before in _warnings(key) if before < warned]
-                self._next = min(self._next, ends, *times)
+    def _due(self, key: KeyState) -> float:
+        """Return when `tick` has something to do for a key."""
+        warned = self._warned.get(key.public, math.inf)
+        return ends_at(key) - max((before for before in _warnings(key) if before < warned), default=0.0)
 
 
 def _is_over(key: KeyState, wall: float) -> bool:

@@ -9,7 +9,7 @@ import enum
 import math
 import operator
 from collections import Counter
-from collections.abc import Hashable, KeysView, Mapping
+from collections.abc import Hashable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -451,8 +451,8 @@ class Group(msgspec.Struct):
     @property
     def summary(self) -> str:
         """The state of the whole group in one word, such as running or degraded, derived from its workers' states."""
-        alone = max(self.ranks, default=0) < self.size
-        lives = set(map(_life, self.workers.values() if alone else self.members))
+        all_are_members = max(self.ranks, default=0) < self.size
+        lives = set(map(_life, self.workers.values() if all_are_members else self.members))
         if lives == {WorkerLife.GONE}:
             return "gone"
         if self.stopping:
@@ -465,8 +465,13 @@ class Group(msgspec.Struct):
 
     @property
     def members(self) -> list[WorkerRecord]:
-        """The workers, without those that are being added or that leave."""
-        return [worker for worker in self.workers.values() if worker.spec.rank < self.size]
+        """The workers by rank, without those that are being added or that leave."""
+        return list(filter(None, map(self.at, range(self.size))))
+
+    @property
+    def beyond(self) -> Iterator[WorkerRecord]:
+        """The workers that are being added or that leave."""
+        return (self.workers[id] for rank, id in self._at.items() if rank >= self.size)
 
     def state(self, token: str, states: list[values.WorkerState] | None = None) -> values.GroupState:
         """Return the group's state as clients receive it, with *token* as the job's token.
@@ -474,7 +479,7 @@ class Group(msgspec.Struct):
         *states* are the states of the workers that it has; None for those of all members.
         """
         if states is None:
-            states = [worker.state() for worker in sorted(self.members, key=lambda worker: worker.spec.rank)]
+            states = [worker.state() for worker in self.members]
         return values.GroupState(
             self.namespace,
             self.name,

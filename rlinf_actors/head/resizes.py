@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlinf_actors.head.commands import Answer, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_slices import states_of
-from rlinf_actors.head.records import Client, Group, WorkerRecord
+from rlinf_actors.head.records import Client, Group
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.model.restart import launch_of
@@ -80,7 +80,7 @@ class Resizes:
                 yield
         if len(ids) < count or len(set(ids.values())) < count:
             raise Refused("usage", f"ranks to add to group {group.name!r} must be {size}, {size + 1}, ..., each once")
-        if any(worker.id != ids.get(worker.spec.rank) for worker in _beyond(group)):
+        if any(worker.id != ids.get(worker.spec.rank) for worker in group.beyond):
             raise Refused("usage", f"ranks that leave group {group.name!r} have not ended yet: try again")
         return missing
 
@@ -102,7 +102,7 @@ class Resizes:
         if not asked.stop:
             return Done()
         self._head.launches.parts.drop(client.incarnation, *group.key)  # of ranks that are not added after all
-        leaving = [worker for worker in _beyond(group) if not worker.gone]
+        leaving = [worker for worker in group.beyond if not worker.gone]
         if not leaving:
             return Done()
         self._leaving.setdefault(asked.launch, []).append((event.peer, event.id))
@@ -136,7 +136,7 @@ class Resizes:
 
     def _answer(self, group: Group) -> None:
         launch = next(iter(group.launches), "")
-        if launch in self._leaving and all(worker.gone for worker in _beyond(group)):
+        if launch in self._leaving and all(worker.gone for worker in group.beyond):
             del self._to_end[launch]
             for peer, id in self._leaving.pop(launch):
                 self._head.emit(Answer(peer, id, Done()))
@@ -158,9 +158,3 @@ class Resizes:
         if group.stopping:
             raise Refused("usage", f"group {name!r} is being stopped and cannot be resized")
         return group
-
-
-def _beyond(group: Group) -> list[WorkerRecord]:
-    """Return the workers that are being added or that leave."""
-    found = [group.at(rank) for rank in group.ranks if rank >= group.size]
-    return [worker for worker in found if worker is not None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from growth_kit import operations
 from head_kit import HeadKit, agent_hello
 from keys_kit import KeysKit, key
 
-from rlinf_actors.head.commands import LogEvent
+from rlinf_actors.head.commands import LogEvent, TimerDue
 from rlinf_actors.wire.agent_messages import StopWorkers, Welcome
-from rlinf_actors.wire.key_messages import AddKey, Enrolled, KeyLimits, RotateKey
+from rlinf_actors.wire.key_messages import AddKey, Enrolled, KeyLimits, Keys, RotateKey
 
 DAY = 86400.0
 
@@ -83,3 +84,16 @@ def test_older_stores_have_keys_without_limits():
 
     old = {"public": key("a"), "role": "agent", "name": "n1", "added_at": 1.0, "added_by": "me"}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=KeyState).limits == KeyLimits()
+
+
+def cost_of_expiry(count: int) -> int:
+    """Return the number of operations of a head when *count* of its keys expire at one moment."""
+    made = KeysKit()
+    for n in range(count):
+        assert isinstance(made.ask("admin", AddKey(f"{n:040}", "agent", f"n{n}", "me", valid_s=1000.0)), Keys)
+    made.now += 1001
+    return operations(lambda: made.head.handle(TimerDue(), made.now, made.wall))
+
+
+def test_keys_that_expire_together_cost_in_proportion():
+    assert cost_of_expiry(600) < 4 * cost_of_expiry(200)

@@ -26,7 +26,15 @@ from rlinf_actors.head.commands import (
     SliceDue,
 )
 from rlinf_actors.security.members import VERBS, Member
-from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import (
+    Beat,
+    Goodbye,
+    StartWorkers,
+    StopWorkers,
+    WorkerExited,
+    WorkerReady,
+    WorkersHealth,
+)
 from rlinf_actors.wire.client_messages import (
     EStop,
     FindGroup,
@@ -39,7 +47,8 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.control_codec import Body, Envelope, Request
-from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, GroupHandle
+from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
+from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, GroupHandle, WorkerHealth, WorkerSpec
 
 LONGEST = 20_000
 """Most calls in one turn. Most of them are of properties and comparisons, and take 0.1 us.
@@ -127,6 +136,12 @@ def launch(nodes: int, count: int = LONG) -> Launch:
     return Launch("ns", "new", "m:C", specs("new", [rank % nodes for rank in range(count)]))
 
 
+def added(nodes: int, count: int = LONG) -> list[WorkerSpec]:
+    """As many further ranks of the group "g" as it has."""
+    every = specs("g", [rank % nodes for rank in range(2 * count)])
+    return [replace(spec, id=f"{spec.id}a", resizes=-1) for spec in every[count:]]
+
+
 def names(count: int = LONG) -> list[str]:
     return [f"g-{n}" for n in range(count)]
 
@@ -145,6 +160,17 @@ LARGE = {
         Handles([GroupHandle("ns", "g", [one.state() for one in kit.head.groups.get("ns", "g").workers.values()])]),
     ),
     "owner's end": lambda kit: kit.telling("d1", Goodbye("bye")),
+    "ranks are added": lambda kit: kit.asking("d1", AddRanks("ns", "g", added(len(list(kit.head.nodes.all()))))),
+    "group shrinks": lambda kit: kit.asking("d1", ResizeGroup("ns", "g", "g", 1)),
+    "health": lambda kit: kit.telling(
+        "a:n0", WorkersHealth([WorkerHealth("g-0", "hangs"), WorkerHealth("g-0")] * LONG)
+    ),
+    "another group is stopped": lambda kit: kit.asking(
+        "d1", StopGroup("ns", "g", 1.0, [f"h-{n}" for n in range(LONG)])
+    ),
+    "group is launched again": lambda kit: kit.asking(
+        "d1", replace(launch(1), group="g", workers=specs("g", [0] * LONG))
+    ),
 }
 
 
