@@ -220,8 +220,7 @@ class Template:
         self._import()
         self._threads = child_setup.LibraryThreads()
         self._listen()
-        gc.collect()
-        gc.freeze()  # the collector never touches, and so never copies, pages of present objects
+        gc.freeze()  # the collector never touches, and so never copies, pages of present objects; imports leave 0.2 MB
         why = cannot_fork()
         procfs.die_with_parent(0)  # until here the keeper's end killed it; from here on agentd's end is an EOF
         self._link.send(
