@@ -7,7 +7,8 @@ import pytest
 
 from rlinf_actors import Cluster, NodePlacementStrategy
 
-torch = pytest.importorskip("torch")
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp")
+torch, *_ = (pytest.importorskip(name) for name in PRELOADED)
 
 from engine_workers import (  # noqa: E402
     FSDPActor,
@@ -21,6 +22,12 @@ from engine_workers import (  # noqa: E402
 
 pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.timeout(pace.LIVE_TIMEOUT_S)]
 BATCH, STEPS = 8, 3
+
+
+@pytest.fixture(autouse=True)
+def imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the template import what each worker would: optimizers need torch._dynamo, a second of CPU."""
+    monkeypatch.setattr("rlinf_actors.cluster.service.PRELOADED", PRELOADED)
 
 
 def launch(cluster: Cluster, cls, ranks: int, name: str, *arguments):
