@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agentd.launch_plan import file_name
 from agentd.logs import opened
-from agentd.users import User, as_user
+from agentd.users import User, as_user, remove_tree
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.tracing.clocks import Sample
 from rlinf_actors.wire.trace_values import MAX_TRACE_FILES, MAX_TRACE_SLICE, TraceQuestion, TraceSlice
@@ -82,13 +82,17 @@ class TraceFiles:
             del self._living[spec.namespace]
             self._expiry[spec.namespace] = self._loop.call_later(KEPT_S, self._drop, spec.namespace)
 
-    def adopted(self) -> None:
-        """Remove the traces of earlier jobs of which no worker runs. Called after `started` for all running workers."""
+    def adopted(self, users: Sequence[User] = ()) -> None:
+        """Remove the traces of earlier jobs of which no worker runs, also those of *users*. Called after `started` for
+        all running workers.
+        """
         kept = {file_name(namespace) for namespace in self._living}
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._root):
-                if name not in kept:
-                    shutil.rmtree(self._root / name, ignore_errors=True)
+        for user in (None, *users):
+            root = self._root if user is None else Path(user.run_dir, "trace")
+            with as_user(user), contextlib.suppress(OSError):
+                for name in _names(root):
+                    if name not in kept:
+                        remove_tree(str(root / name))
 
     def answer(self, question: TraceQuestion, clock: Sequence[Sample]) -> TraceSlice:
         """Return the names of a job's traces, or a part of one, or remove those of ended workers. *clock* says how

@@ -295,14 +295,14 @@ def remove_run_dirs(run_dir: str) -> None:
         with contextlib.suppress(OSError):
             with as_user(User(uid, owner.st_uid, owner.st_gid, (), "", "", path, "")):
                 for name in ("w", "t", "trace"):
-                    _remove_tree(os.path.join(path, name))
+                    remove_tree(os.path.join(path, name))
             os.rmdir(path)
-    _remove_tree(os.path.join(parent, "pkg"))
+    remove_tree(os.path.join(parent, "pkg"))
     with contextlib.suppress(OSError):  # a user keeps something else there
         os.rmdir(parent)
 
 
-def _remove_tree(path: str) -> None:
+def remove_tree(path: str) -> None:
     """Remove the directory *path* with what is in it, for REMOVE_S seconds at most. What cannot be removed stays.
 
     A user may have made it deeper than any path, or than this process has descriptors. So each directory below is moved

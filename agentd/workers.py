@@ -239,7 +239,7 @@ class Workers:
             directory = self._site.place.run_dir if user is None else user.run_dir
             remove_sockets(directory, lambda id: id not in self._workers, user)
             self._templates.refresh(user.name if user is not None else "")
-        self.traces.adopted()
+        self.traces.adopted(self._site.users.all())
         self._trim()
         return adopted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from agentd import traces
 from agentd.traces import TraceFiles
+from agentd.users import User, as_user
 from rlinf_actors.tracing.clocks import Sample
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.agent_messages import TraceSent
@@ -142,3 +144,22 @@ def test_next_agentd_keeps_the_traces_of_running_workers_only(
     assert [path.name for path in (tmp_path / "trace").iterdir()] == ["runs"]
     later.close()
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_next_agentd_removes_the_traces_of_a_users_earlier_jobs(loop: asyncio.AbstractEventLoop) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o711)
+        run_dir = Path(place, "lab")
+        run_dir.mkdir(mode=0o700)
+        os.chown(run_dir, 61021, 61030)
+        user = User("lab", 61021, 61030, (61030,), "/", "/bin/sh", str(run_dir), "/")
+        files = TraceFiles(loop, Path(place))
+        for job in ("old", "runs"):
+            with as_user(user):
+                write(files.path_for(spec("w-0", job), user))
+        later = TraceFiles(loop, Path(place))
+        later.started(spec("w-0", "runs"), user)
+        later.adopted([user])
+        assert os.listdir(run_dir / "trace") == ["runs"]
+        later.release()
