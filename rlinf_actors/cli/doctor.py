@@ -83,8 +83,11 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
 
 
 def is_locked(path: str) -> bool:
-    """Return True if a process holds a flock(2) lock on the file *path*. Raise OSError if the file cannot be opened."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    """Return True if a process holds a flock(2) lock on the file *path*. Raise OSError if the file cannot be opened.
+
+    The path may be in a directory of a user, whose link to a device root must not follow.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -306,3 +306,15 @@ def test_a_cryptography_that_cannot_be_loaded_is_found(monkeypatch, tmp_path):
 def test_fix_fits_the_cause(error, fix):
     assert fix in doctor.fix_of(error)
     assert bool(fix) == bool(doctor.fix_of(error))
+
+
+def test_a_users_link_in_place_of_a_lock_is_not_followed(tmp_path):
+    """root's `doctor` would open what it leads to, such as a watchdog."""
+    (tmp_path / "device").touch()
+    (tmp_path / "lock").symlink_to(tmp_path / "device")
+    with pytest.raises(OSError, match="symbolic links"):
+        doctor.is_locked(str(tmp_path / "lock"))
+    assert not doctor.is_locked(str(tmp_path / "device"))
+    with open(tmp_path / "device") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert doctor.is_locked(str(tmp_path / "device"))
