@@ -7,6 +7,7 @@ worker gets all its accelerators at once, so two workers that want the same two 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -102,7 +103,8 @@ def devices_of(spec: WorkerSpec, resources: Sequence[ResourceReport]) -> frozens
         (info.uuid or f"{info.type} {info.index}") if isinstance(info, AcceleratorInfo) else f"{info.type} {position}"
         for position, info in enumerate(installed)
     ]
-    ranks = [int(rank) for rank in spec.env.get("LOCAL_HARDWARE_RANKS", "").split(",") if rank.strip().isdigit()]
+    listed = spec.env.get("LOCAL_HARDWARE_RANKS", "").split(",")
+    ranks = [int(rank) for rank in listed if re.fullmatch(r"\s*[0-9]{1,9}\s*", rank)]  # a driver may set any text
     return frozenset(names[rank] for rank in ranks if rank < len(names)) if ranks else frozenset(names)
 
 

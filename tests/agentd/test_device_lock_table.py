@@ -137,8 +137,21 @@ def worker(ranks: str, kind: str = "NV_GPU", **env: str) -> WorkerSpec:
         (worker("0", kind="NO_ACCEL"), [gpus("u0")], set()),
         (worker("0", kind=""), [gpus("u0")], set()),
         (worker("0,7"), [gpus("u0")], {"u0"}),
+        (worker(f"²,{'9' * 5000},-1, 0 "), [gpus("u0", "u1")], {"u0"}),
     ],
-    ids=["its own", "seen too", "no uuid", "slices", "robots", "older type", "on the node", "none", "unset", "fewer"],
+    ids=[
+        "its own",
+        "seen too",
+        "no uuid",
+        "slices",
+        "robots",
+        "older type",
+        "on the node",
+        "none",
+        "unset",
+        "fewer",
+        "no numbers",
+    ],
 )
 def test_devices_of_a_worker_are_physical_ones(spec, resources, expected):
     assert devices_of(spec, resources) == expected
