@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def split_address(address: str, path: str) -> tuple[str, int]:
             address.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535 or "/" in host:
+    if not host or not re.fullmatch("[0-9]{1,9}", port) or int(port) > 65535 or "/" in host:
         raise ConfigError(f"is {address!r}; it must be HOST:PORT, such as {DEFAULT_LISTEN}", path=path)
     return host.strip("[]"), int(port)
 

@@ -13,8 +13,8 @@ import threading
 
 import pytest
 
-from rlinf_actors.errors import UsageError
-from rlinf_actors.net.host import free_port, host_key, pid_start, route_ip
+from rlinf_actors.errors import ConfigError, UsageError
+from rlinf_actors.net.host import free_port, host_key, pid_start, route_ip, split_address
 from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.local_network import LocalNetwork
 from rlinf_actors.net.loop import IoThread, call_threadsafe
@@ -226,3 +226,9 @@ def test_daemons_run_on_uvloop():
     pytest.importorskip("uvloop")
     done = subprocess.run([sys.executable, "-c", RUN_DAEMON], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (3, "uvloop"), done.stderr
+
+
+@pytest.mark.parametrize("address", ["host", ":1", "host:", "host:65536", "host:²", f"host:{'9' * 5000}", "a/b:1"])
+def test_text_that_is_no_address_is_an_error_of_the_configuration(address):
+    with pytest.raises(ConfigError, match="it must be HOST:PORT"):
+        split_address(address, "--connect")
