@@ -349,20 +349,20 @@ class Reading:
                     raise
         try:
             events = self._poll(timeout, EVENTS)
-            ready = [event for event in events if event[0] != selector]
-            if ready:
+            ready = (selector, select.EPOLLIN) in events
+            if len(events) > ready:  # `_handle` passes the selector over
                 if _get_ident() != self._main:
-                    self._handle(ready, False)
+                    self._handle(events, False)
                 else:
                     self._signals.hold()
                     try:
-                        self._handle(ready, False)
+                        self._handle(events, False)
                     finally:
                         self._signals.release()
         except BaseException:
             self._look_at_all()
             raise
-        return len(ready) < len(events)
+        return ready
 
     def part(self, guest: object) -> None:
         """Take the selector of the event loop *guest* out of W, before it is closed. Any thread.

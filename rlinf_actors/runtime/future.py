@@ -193,7 +193,8 @@ class Future(Generic[T]):
             finally:
                 if idle is not None:
                     idle.awaited -= 1
-                self._forget(notify)
+                if not self._finished:  # cancelled
+                    self._forget(notify)
         try:
             return self._outcome()
         except BaseException as error:

@@ -115,16 +115,14 @@ class Peer:
         self.name = name
         self.rank = rank
         self.node = node
-        self.worker_id = ""
-        self.link_identity = b""
+        self.worker_id, self.link_identity = "", b""
         self.succeeds: list[bytes] = []
         self.error: Exception | None = None
         self.protocol = 0
         self.sibling: frames.Sibling | None = None
         self.relay: RelayPath | None = None
         self.pending: dict[int, Pending] = {}
-        self.wanted = False
-        self.received = 0
+        self.wanted, self.received = False, 0
         self._carries = 0  # entries of `pending` that are no calls
         self._withheld = Withheld()
         self._handshakes_failed = 0
@@ -410,10 +408,13 @@ class Peer:
             frame = frames.decode(own_header(header) if lent else header)
         except RemoteWireError:
             return False
-        if isinstance(frame, LISTENED):
-            if not self._listeners.anywhere(frame.id):
-                return False
-        elif self._withheld.create or not any_thread(self.pending, frame):
+        if isinstance(frame, ANSWERS):
+            safe = getattr(self.pending.get(frame.id), "anywhere", False) and not self._withheld.create
+        elif isinstance(frame, LISTENED):
+            safe = self._listeners.anywhere(frame.id)
+        else:
+            safe = any_thread(self.pending, frame) and not self._withheld.create
+        if not safe:
             return False
         self._handling = frame
         if lent:

@@ -77,16 +77,13 @@ def fail_unreadable(waiting: dict[int, Pending], header: bytes, error: Exception
 
 
 def any_thread(waiting: Mapping[int, Pending], frame: frames.AnyFrame) -> bool:
-    """Return True if *frame* answers calls in *waiting*, and any thread may handle it."""
-    if isinstance(frame, ANSWERS):
-        pending = waiting.get(frame.id)
-    elif type(frame) is frames.Oks:
+    """Return True if *frame* answers several calls in *waiting*, and any thread may handle it."""
+    if type(frame) is frames.Oks:
         kinds = {type(pending) for pending in map(waiting.get, frame.ids)} - {type(None)}
         return all(getattr(kind, "anywhere", False) is True for kind in kinds)
-    elif isinstance(frame, SHARED):
-        pending = waiting.get(frame.ids[0]) if frame.ids else None  # they belong to one channel
-    else:
+    if not isinstance(frame, SHARED) or not frame.ids:
         return False
+    pending = waiting.get(frame.ids[0])  # they belong to one channel
     return pending is not None and pending.anywhere
 
 
