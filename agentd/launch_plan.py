@@ -155,7 +155,7 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     except ValueError as error:
         raise _refusal(spec, rules, str(error)) from None
     out_path, err_path = log_paths(spec, rules.log_dir)
-    if "\0" in out_path:
+    if "\0" in out_path or not os.path.isabs(spec.log_dir or "/"):
         raise _refusal(spec, rules, f"its log directory {spec.log_dir!r} cannot be one")
     key = template_key(interpreter, env, spec.preload, rules.user.name if rules.user is not None else "")
     if spec.profiler is None:

@@ -467,7 +467,9 @@ def _where(paths: list[str]) -> str:
     """
     if not paths:
         return ""
-    where = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(path) for path in paths])
+    # templates name the paths, and one that is not absolute has no directory in common with others
+    parents = {os.path.dirname(path) for path in paths if os.path.isabs(path)}
+    where = paths[0] if len(paths) == 1 or not parents else os.path.commonpath(parents)
     return os.fsencode(where).decode(errors="replace")[:MAX_PATH]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
 
-from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, _File, split
+from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, _File, _where, split
 from rlinf_actors.wire.agent_messages import UPDATE
 
 
@@ -348,6 +348,12 @@ def test_ending_agent_reports_unread_lines(kit):
     shown = len(kit.lines())
     kit.logs.end()
     assert (kit.reports[-1].left, kit.reports[-1].where, kit.reports[-1].final) == (4096 - shown, str(out), False)
+
+
+def test_paths_that_have_no_directory_in_common_do_not_end_agentd():
+    """A template names them. agentd ends if a task of its own fails."""
+    assert _where(["/log/ns/out", "relative/out"]) == "/log/ns"
+    assert _where(["a/out", "b/out"]) == "a/out"
 
 
 @pytest.mark.timeout(20)
