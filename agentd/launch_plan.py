@@ -157,6 +157,8 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     out_path, err_path = log_paths(spec, rules.log_dir)
     if "\0" in out_path or not os.path.isabs(spec.log_dir or "/"):
         raise _refusal(spec, rules, f"its log directory {spec.log_dir!r} cannot be one")
+    if wrong := next((name for name in spec.preload if "\0" in name), ""):
+        raise _refusal(spec, rules, f"{wrong!r} of its preloaded modules cannot be one")
     key = template_key(interpreter, env, spec.preload, rules.user.name if rules.user is not None else "")
     if spec.profiler is None:
         return LaunchPlan(key, env, out_path, err_path)

@@ -36,6 +36,7 @@ def test_workers_environment_overrides_the_nodes():
         ({"env": {"A": "x" * (1 << 17) + "x"}}, "A has 131,074 characters"),
         ({"log_dir": "/\0"}, r"its log directory '/\x00' cannot be one"),
         ({"log_dir": "mine"}, r"its log directory 'mine' cannot be one"),
+        ({"preload": ("os", "a\0")}, r"'a\x00' of its preloaded modules cannot be one"),
         ({"interpreter": "/no/such/python"}, "interpreter /no/such/python does not exist there"),
         ({"interpreter": "/etc/passwd"}, "interpreter /etc/passwd cannot be executed there"),
         ({"interpreter": "no_such_python"}, "python_interpreter_path in the node group's env_configs"),
