@@ -50,8 +50,10 @@ class Mover(Worker):
         return value
 
     def usage(self) -> dict[str, int]:
+        """Return also the bytes of the arena that others use, and its memory in KiB after what is free was returned."""
         context = current()
         assert context is not None
         arena = context.runtime.network.memory
         assert arena is not None
+        arena.trim()
         return {**usage(), "lent": arena.used, "arena_kib": os.fstat(arena._fd).st_blocks // 2}

@@ -10,14 +10,13 @@ import pytest
 from nightly import Figures
 
 from rlinf_actors import Cluster, NodePlacementStrategy
+from rlinf_actors.net.shared_memory import WARM
 
 pytestmark = [pytest.mark.live, pytest.mark.soak, pytest.mark.torch]
 
 SIZE = 32 << 20
 OWN_KIB = 24 << 10
 """Permitted growth of a process."""
-BLOCKS = 4
-"""Blocks that a process may have touched at once: the next is written before the last is known to be free."""
 
 
 @pytest.mark.timeout(0)
@@ -45,7 +44,7 @@ def test_gigabytes_through_shared_memory_leave_nothing(
     for now, then in zip(after, before, strict=True):
         assert now["kib"] <= then["kib"] + OWN_KIB
         assert now["descriptors"] <= then["descriptors"] + 2
-        assert now.get("arena_kib", 0) <= max(then.get("arena_kib", 0), BLOCKS * SIZE >> 10)
+        assert now.get("arena_kib", 0) <= WARM >> 10  # how much is touched at once depends on who gets the processor
     assert [now["lent"] for now in after[:2]] == [0, 0]
     moved = 5 * count * SIZE // 2 / (1 << 30)
     figures.done(round(moved), round(soak_gib), "GiB")
