@@ -176,10 +176,8 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Fork a template with the argv, env and user of *order* and the descriptors *fds*. `_executed` answers agentd
-        once the interpreter is executed. Raise OSError if the template cannot be forked.
-
-        An agentd of an earlier version does not number its orders, and takes answers in their order: the keeper waits.
+        """Fork a template with the argv, env and user of *order* and the descriptors *fds*. `_executed` answers agentd.
+        Raise OSError if the template cannot be forked.
         """
         argv, env, user, number = order["argv"], order["env"], order.get("user"), order.get("number")
         assert isinstance(argv, list)
@@ -207,7 +205,7 @@ class Keeper:
         self._ready[pid] = False
         self._starting[failed] = _Start(pid, number)
         self._poll.register(failed, select.POLLIN)
-        if number is None:
+        if number is None:  # of an agentd of an earlier version, which takes answers in the order of its orders
             self._executed(failed)
 
     def _executed(self, failed: int) -> None:
@@ -217,8 +215,8 @@ class Keeper:
         if error:
             os.waitpid(start.pid, 0)
             del self._ready[start.pid]
-            (number,) = struct.unpack_from("i", error)
-            self._tell({"errno": number, "text": error[4:].decode(errors="replace"), "number": start.number})
+            said, text = struct.unpack_from("i", error)[0], error[4:].decode(errors="replace")
+            self._tell({"errno": said, "text": text, "number": start.number})
             return
         try:
             pidfd = os.pidfd_open(start.pid)
@@ -319,6 +317,8 @@ class Keeper:
         if caller is not self._agent:
             return
         self._agent = None
+        for failed in list(self._starting):  # the next agentd has orders with these numbers too
+            self._forget_start(failed)
         for pid, ready in self._ready.items():
             if not ready:  # it may hang in an import, and would not notice agentd's end
                 os.kill(pid, signal.SIGKILL)

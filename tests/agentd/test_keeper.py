@@ -180,6 +180,27 @@ def test_program_that_is_not_executed_in_time_is_given_up(kept, kernel, agent):
     assert TEMPLATE not in kept._ready, "it is reaped as any template"
 
 
+def test_next_agentd_gets_no_answer_to_an_order_of_the_one_before(kept, kernel, agent):
+    """Each agentd numbers its orders from 1."""
+    _, theirs = agent
+    kept._obey(theirs, {"do": "hello", "keep": True}, [])
+    failed, tell = os.pipe()
+    kept._starting[failed] = keeper._Start(TEMPLATE, 1)
+    kept._ready[TEMPLATE] = False
+    kept._poll.register(failed)
+    ours_next, theirs_next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours_next, theirs_next:
+        kept._callers[theirs_next.fileno()] = theirs_next
+        kept._obey(theirs_next, {"do": "hello", "keep": True}, [])
+        os.close(tell)
+        assert kept._starting == {}
+        assert kernel.killed == [(TEMPLATE, KILLED)]
+        kernel.template_dies()
+        kept._tend_children()
+        said = [json.loads(ours_next.recv(1000)) for _ in range(2)]
+    assert said == [{"keeper": os.getpid(), "users": True}, {"ended": TEMPLATE, "status": KILLED}]
+
+
 # --- the real one ---
 
 
