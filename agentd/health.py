@@ -69,6 +69,11 @@ class HealthTable(msgspec.Struct):
     def worker_ended(self, id: str) -> None:
         self.workers.pop(id, None)
 
+    def why_silent(self, id: str) -> str:
+        """Return why a worker that was asked has not answered, for people."""
+        known = self.workers.get(id)
+        return (known.reported.unresponsive if known is not None else "") or NO_ANSWER
+
     def template_ended(self, template: int) -> None:
         self._asked_at.pop(template, None)
 
@@ -137,6 +142,7 @@ class HealthMonitor:
         self._report = report
         self._probe_s = times.probe_s
         self._table = HealthTable(times.unresponsive_s, times.long_call_s)
+        self.why_silent = self._table.why_silent
         self._templates: dict[int, TemplateProcess] = {}
         self._reported_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None

@@ -55,6 +55,7 @@ from rlinf_actors.wire.agent_messages import (
     LogLines,
     LookForHardware,
     ProcessGone,
+    SendStacks,
     SendTrace,
     StartWorkers,
     StopLooking,
@@ -415,7 +416,7 @@ class AgentState:
             self._stop(body.ids, body.grace_s, body.reason)
         elif isinstance(body, LogCredit):
             self._out.append(e.CreditLogs(body.chars, body.owner))
-        elif isinstance(body, (FlushLogs, LookForHardware, SendTrace, StopLooking, Watch, Unwatch)):
+        elif isinstance(body, (FlushLogs, LookForHardware, SendStacks, SendTrace, StopLooking, Watch, Unwatch)):
             self._out.append(body)
         elif isinstance(body, Warn):
             self._out.append(e.LogStatus(printable(body.text), warns=True))

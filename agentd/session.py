@@ -32,6 +32,7 @@ from rlinf_actors.wire.agent_messages import (
     FlushLogs,
     HardwareFound,
     LookForHardware,
+    SendStacks,
     SendTrace,
     StartWorkers,
     StopLooking,
@@ -42,6 +43,7 @@ from rlinf_actors.wire.agent_messages import (
     Welcome,
 )
 from rlinf_actors.wire.client_messages import GetStatus, Status
+from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.template_protocol import NodeRegistered
@@ -193,8 +195,7 @@ class Session:
     def _carry_out(self, command: e.Command) -> None:
         workers = self._workers
         if isinstance(command, e.SendNotice):
-            if self._client is not None:
-                self._client.notify(command.body)
+            self._notify(command.body)
         elif isinstance(command, e.SayHello):
             if self._hello is not None:
                 self._hello.cancel()  # of an incarnation that is over: its failure must not count for this one
@@ -226,6 +227,8 @@ class Session:
             self._traces.append(command)
             if self._trace_turn is None:
                 self._send_trace()
+        elif isinstance(command, SendStacks):
+            workers.stacks.ask(command, self._notify)
         elif isinstance(command, StopLooking):
             if command.id in self._queries:
                 self._queries[command.id].cancel()
@@ -331,6 +334,10 @@ class Session:
             answer = self._workers.traces.answer(command.question, self._state.clock.samples())
             self._client.notify(TraceSent(command.id, answer))
             self._trace_turn = self._loop.call_soon(self._send_trace)
+
+    def _notify(self, body: Body) -> None:
+        if self._client is not None:
+            self._client.notify(body)
 
     # --- hardware queries ---
 

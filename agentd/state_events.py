@@ -1,7 +1,7 @@
 """The events that `AgentState.handle` takes, and the commands that it returns (agentd.node_state). Plain data.
 
 Some commands are messages of the head (wire.agent_messages) that the state passes on: StopWorkers, FlushLogs, Watch,
-Unwatch, LookForHardware, SendTrace, StopLooking, and StartWorkers without the workers that run already.
+Unwatch, LookForHardware, SendTrace, SendStacks, StopLooking, and StartWorkers without the workers that run already.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LogLines,
     LookForHardware,
+    SendStacks,
     SendTrace,
     StartWorkers,
     StopLooking,
@@ -235,6 +236,6 @@ class EndAgent(msgspec.Struct, frozen=True):
 
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
-    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, StopLooking, CheckHead, LogStatus, Registration,
-    EndAgent,
+    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SendStacks, StopLooking, CheckHead, LogStatus,
+    Registration, EndAgent,
 ]  # fmt: skip

@@ -28,6 +28,7 @@ from agentd.health import HealthMonitor, HealthTimes
 from agentd.launch_plan import LaunchPlan, Site
 from agentd.logs import LogForwarder, Position
 from agentd.run_dir import OrderLedger
+from agentd.stacks import StackQuestions
 from agentd.starts import Starts
 from agentd.state_events import Report
 from agentd.sweep import Sweep, remove_sockets
@@ -96,6 +97,7 @@ class Workers:
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.traces = TraceFiles(loop, site.run_dir)
+        self.stacks = StackQuestions(loop, self._workers, self._health.why_silent)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
         self._starts = Starts(
             loop, site, self._templates, self._ledger, self._logs, self._workers, self._begin, self._refuse
@@ -156,17 +158,13 @@ class Workers:
                 worker.stop(self._loop, grace_s, reason)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Extend the lease of all robot workers to *until* (time of the loop). Robot workers that start later get the
-        same lease.
-        """
+        """Extend the lease of all robot workers, also of those that start later, to *until* (time of the loop)."""
         self._lease = (until, lease_s)
         for template in {worker.template for worker in self._workers.values() if worker.has_robots}:
             template.send(template_protocol.Renew(until))
 
     def credit_logs(self, chars: int, owner: str) -> None:
-        """Allow more workers' output to be sent to the job whose namespace is *owner*: lines with a total cost
-        (line_cost) of at most *chars*.
-        """
+        """Allow more workers' output to be sent to the job *owner*: lines with a total cost (line_cost) of *chars*."""
         self._logs.credit(chars, owner)
 
     def flush_logs(self, owner: str, wait_s: float) -> None:
@@ -283,6 +281,7 @@ class Workers:
         self._remove_sockets()
         self._starts.close()
         self._health.close()
+        self.stacks.close()
         self._logs.close()
         self._starter.close()
 
@@ -338,6 +337,8 @@ class Workers:
             self._logs.grew([id for id in packet.ids if self._template_of(id) is template])
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
+        elif isinstance(packet, template_protocol.StacksShown):
+            self.stacks.shown(template, packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)
         elif isinstance(packet, template_protocol.LogsLost):
@@ -360,9 +361,7 @@ class Workers:
             self._devices.handle(worker.spec, packet, template.send)
 
     def _worker_of(self, template: TemplateProcess, id: str) -> WorkerProcess | None:
-        """Return the worker *id* if it runs and comes from *template*, else None. Another template, which may be
-        another user's, has no say about it.
-        """
+        """Return the worker *id* if it runs and comes from *template*, else None: no other has a say about it."""
         worker = self._workers.get(id)
         return worker if worker is not None and worker.template is template else None
 
@@ -474,6 +473,7 @@ class Workers:
         self._devices.worker_ended(spec.id)
         self.traces.ended(spec)
         self._health.worker_ended(spec.id)
+        self.stacks.worker_ended(spec.id)
         if not self._ended:
             self._loop.call_soon(self._remove_sockets)
         self._ended.append(worker)

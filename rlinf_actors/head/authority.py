@@ -14,7 +14,7 @@ from rlinf_actors.head.commands import Message, Refused
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
-from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, ReadTrace
+from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, ReadStacks, ReadTrace
 from rlinf_actors.wire.protocol import USERS
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ class Authority:
             raise Refused(
                 KIND, f"{member} may end groups of its own jobs only, and namespace {body.namespace!r} is not"
             )
-        elif isinstance(body, ReadTrace) and not self.sees(event)(body.question.namespace):
+        elif isinstance(body, (ReadTrace, ReadStacks)) and not self.sees(event)(body.question.namespace):
             what = f"namespace {body.question.namespace!r}"
-            raise Refused(KIND, f"{member} may read traces of its own jobs only, and {what} is not")
+            read = "traces" if isinstance(body, ReadTrace) else "stacks"
+            raise Refused(KIND, f"{member} may read {read} of its own jobs only, and {what} is not")
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):

@@ -62,6 +62,7 @@ class Handlers:
             client_messages.GetEvents: self._events,
             client_messages.EnumerateHardware: head.queries.ask,
             client_messages.ReadTrace: head.queries.ask_trace,
+            client_messages.ReadStacks: head.queries.ask_stacks,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
@@ -95,6 +96,7 @@ class Handlers:
             agent_messages.LogLines: head.output.lines,
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,
+            agent_messages.StacksSent: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 import msgspec
 
@@ -14,7 +14,9 @@ from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LookForHardware,
+    SendStacks,
     SendTrace,
+    StacksSent,
     StopLooking,
     TraceSent,
     WorkersHealth,
@@ -24,11 +26,14 @@ from rlinf_actors.wire.client_messages import (
     DrainNode,
     Enumerated,
     EnumerateHardware,
+    ReadStacks,
     ReadTrace,
+    StacksRead,
     TraceRead,
     Warn,
 )
 from rlinf_actors.wire.launch_rules import Launcher
+from rlinf_actors.wire.protocol import STACKS
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
@@ -136,21 +141,22 @@ MAX_LIMIT_S = 600.0
 
 
 TRACE_S = 10.0
-"""Time limit of a question for traces, in seconds."""
+"""Time limit of a question for traces or stacks, in seconds."""
+_Order = Union[LookForHardware, SendTrace, SendStacks]
 
 
 class _NodeQuery(msgspec.Struct, eq=False):
     peer: bytes
     id: int
     node: Node
-    order: LookForHardware | SendTrace
+    order: _Order
     title: str  # what the node is asked for
     since: float
     timer: HeapTimer | None = None
 
 
 class NodeQueries:
-    """The queries for configured hardware and for traces that the head has forwarded to nodes.
+    """The queries for configured hardware, traces and stacks that the head has forwarded to nodes.
 
     Each query gets one answer: the node's, or an error if the node is lost or the time limit has passed.
     """
@@ -176,6 +182,14 @@ class NodeQueries:
         self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
         self._forward(event, asked.node_id, SendTrace(self._name(), asked.question), "traces", TRACE_S)
 
+    def ask_stacks(self, event: commands.RequestReceived, asked: ReadStacks) -> None:
+        """Ask a node for the stacks of workers of a job; the node's answer goes to the sender of *event*."""
+        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
+        node = self._head.nodes.get(asked.node_id)
+        if node is not None and node.protocol < STACKS:
+            raise commands.Refused("usage", f"the agentd of node {node.name} is too old to send stacks: upgrade it")
+        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", TRACE_S)
+
     def _name(self) -> str:
         self._number += 1
         # a late answer to a query of an earlier head must not count as one of ours
@@ -185,7 +199,7 @@ class NodeQueries:
         self,
         event: commands.RequestReceived,
         node_id: str,
-        order: LookForHardware | SendTrace,
+        order: _Order,
         title: str,
         limit_s: float,
     ) -> None:
@@ -199,13 +213,19 @@ class NodeQueries:
         query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(node.peer, order))
 
-    def found(self, node: Node, body: HardwareFound | TraceSent) -> None:
+    def found(self, node: Node, body: HardwareFound | TraceSent | StacksSent) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
-        kind = SendTrace if isinstance(body, TraceSent) else LookForHardware
+        kind: type[_Order]
+        answer: TraceRead | StacksRead | Enumerated
+        if isinstance(body, TraceSent):
+            kind, answer = SendTrace, TraceRead(body.answer)
+        elif isinstance(body, StacksSent):
+            kind, answer = SendStacks, StacksRead(body.answer)
+        else:
+            kind, answer = LookForHardware, Enumerated(body.answer)
         if query is not None and query.node.incarnation == node.incarnation and isinstance(query.order, kind):
             self._remove(body.id)
-            answer = TraceRead(body.answer) if isinstance(body, TraceSent) else Enumerated(body.answer)
             self._head.emit(commands.Answer(query.peer, query.id, answer))
 
     def node_back(self, node: Node) -> None:

@@ -17,6 +17,7 @@ import concurrent.futures
 import functools
 import logging
 import threading
+import time
 import traceback
 import weakref
 from _thread import RLock  # that of threading is a Python function around it
@@ -131,6 +132,7 @@ class Future(Generic[T]):
 
     def _block_until_done(self, timeout: float | None) -> bool:
         """Block until the operation has ended, and read the sockets meanwhile. Return False if the time is over."""
+        since = time.monotonic()  # noqa: F841 - worker.stacks reads it in this frame
         active = reading.active
         if active is not None and not self._by_loop:
             holder = object()
@@ -172,6 +174,7 @@ class Future(Generic[T]):
             forks.check(self._made_in)
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()
+            since = time.monotonic()  # noqa: F841 - worker.stacks reads it in this frame
 
             def wake() -> None:
                 if not woken.done():

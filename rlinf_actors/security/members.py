@@ -100,6 +100,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Enumerated": _HEAD,
         "ReadTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
         "TraceRead": _HEAD,
+        "ReadStacks": _DRIVER | _HEAD,  # a driver those of its own jobs
+        "StacksRead": _HEAD,
         # running the cluster
         "EStop": _PEERS,  # whoever sees danger; only a driver or the head may release it
         "EStopped": _HEAD,
@@ -116,6 +118,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "StopLooking": _HEAD,
         "SendTrace": _HEAD,
         "TraceSent": _AGENT,
+        "SendStacks": _HEAD,
+        "StacksSent": _AGENT,
         "Watch": _HEAD,
         "Unwatch": _HEAD,
         "ProcessGone": _AGENT,

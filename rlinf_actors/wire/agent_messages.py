@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.wire import trace_values, values
+from rlinf_actors.wire import stack_values, trace_values, values
 from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.program import Program
@@ -111,6 +111,26 @@ class TraceSent(ControlMessage, frozen=True):
 
     id: Name
     answer: trace_values.TraceSlice
+
+
+class SendStacks(ControlMessage, frozen=True):
+    """Notice to an agentd: ask the workers in `question` for their stacks, and send StacksSent with the same id.
+
+    Since protocol 7.
+    """
+
+    id: Name
+    question: stack_values.StackQuestion
+
+
+class StacksSent(ControlMessage, frozen=True):
+    """Notice of an agentd: the answer to the SendStacks with this id, with an entry for each worker in the question.
+
+    The head ignores an unknown id.
+    """
+
+    id: Name
+    answer: stack_values.OfAsked[stack_values.WorkerStacks]
 
 
 class Watch(ControlMessage, frozen=True):
@@ -397,7 +417,7 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, SendTrace, TraceSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
-    LogCredit, FlushLogs, Flushing, RefusalReport,
+    StopLooking, SendTrace, TraceSent, SendStacks, StacksSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited,
+    WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from rlinf_actors.wire import trace_values, values
+from rlinf_actors.wire import stack_values, trace_values, values
 from rlinf_actors.wire.bounds import (
     Document,
     Name,
@@ -68,6 +68,20 @@ class ReadTrace(ControlMessage, frozen=True):
 
 class TraceRead(ControlMessage, frozen=True):
     answer: trace_values.TraceSlice
+
+
+class ReadStacks(ControlMessage, frozen=True):
+    """Ask the head to have the node `node_id` send the stacks of workers, as `question` says. Since protocol 7.
+
+    Answered by StacksRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
+    """
+
+    node_id: Name
+    question: stack_values.StackQuestion
+
+
+class StacksRead(ControlMessage, frozen=True):
+    answer: stack_values.OfAsked[stack_values.WorkerStacks]
 
 
 class Launch(ControlMessage, frozen=True):
@@ -388,9 +402,9 @@ class Drained(ControlMessage, frozen=True):
 
 
 ClientMessage = Union[
-    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, Launch, Launched, FindGroup, Handles, Detach,
-    StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
-    EStop, EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
-    AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, ReadStacks, StacksRead, Launch, Launched,
+    FindGroup, Handles, Detach, StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus,
+    Status, GetEvents, Events, EStop, EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey,
+    RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
 """Every control message between clients and the head."""

@@ -37,6 +37,8 @@ CHILD_MEMBERS = 7
 """The first protocol in which children of workers are members."""
 RELAYS = 7
 """The first protocol that has node relays."""
+STACKS = 7
+"""The first protocol in which agentds send the stacks of workers."""
 
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

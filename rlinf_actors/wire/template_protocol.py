@@ -15,6 +15,7 @@ from msgspec import Meta
 from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.bounds import Address, Method, Name, OfNode, Path, Report, Some, Text, Variables
 from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
+from rlinf_actors.wire.stack_values import WorkerStacks
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
@@ -186,6 +187,13 @@ class DevicesBusy(ControlMessage, frozen=True):
     text: Text
 
 
+class ShowStacks(ControlMessage, frozen=True):
+    """Packet of agentd, passed on by the template: the worker's I/O thread answers with StacksShown."""
+
+    id: Name
+    request: int
+
+
 # --- template to agentd ---
 
 
@@ -326,6 +334,14 @@ class Pong(ControlMessage, frozen=True):
     waiting: int = 0
 
 
+class StacksShown(ControlMessage, frozen=True):
+    """Answer of a worker's I/O thread to ShowStacks, with its `request`. The template passes it on."""
+
+    id: Name
+    request: int
+    stacks: WorkerStacks
+
+
 class Pulses(ControlMessage, frozen=True):
     """Answer of a template to Probe: the Pongs that it has received since its last Pulses.
 
@@ -392,14 +408,14 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
 
-ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping, NodeRegistered]
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping, NodeRegistered, ShowStacks]
 ToTemplate = Union[
     Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke,
-    NodeRegistered,
+    NodeRegistered, ShowStacks,
 ]  # fmt: skip
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
-    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport,
+    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, StacksShown,
 ]  # fmt: skip
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 

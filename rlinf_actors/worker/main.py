@@ -62,10 +62,11 @@ from rlinf_actors.worker.lease_guard import Guard
 from rlinf_actors.worker.master_store import serve_on_one_address
 from rlinf_actors.worker.opening import open_worker
 from rlinf_actors.worker.resized import resized
+from rlinf_actors.worker.stacks import worker_stacks
 from rlinf_actors.worker.standstill import Unwound
 from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.worker import Worker
-from rlinf_actors.worker.worker_server import Creation
+from rlinf_actors.worker.worker_server import Creation, WorkerServer
 
 LATER_IMPORTS = (
     "rlinf_actors.channel.channel",
@@ -240,6 +241,7 @@ def _start(
     control.serve(packets.DevicesBusy, lock.busy)
     control.serve(packets.NodeRegistered, lambda packet: _node_registered(context, packet))
     control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
+    control.serve(packets.ShowStacks, lambda packet: control.post(_stacks_shown(spec.id, packet.request, server)))
     master_port = context.ports.hold() if spec.rank == 0 else 0
     control.send(packets.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port))
     return context
@@ -253,6 +255,10 @@ def _node_registered(context: worker_context.WorkerContext, packet: packets.Node
 
 def _pong(id: str, doing: Activity) -> packets.Pong:
     return packets.Pong(id, doing.method[: packets.TEXT_CHARS], doing.since, doing.waiting)
+
+
+def _stacks_shown(id: str, request: int, server: WorkerServer) -> packets.StacksShown:
+    return packets.StacksShown(id, request, worker_stacks(id, server.activity(), server.executor))
 
 
 def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -> None:

@@ -145,6 +145,11 @@ class WorkerServer:
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
         self.constructed = threading.Event()
 
+    @property
+    def executor(self) -> Executor | None:
+        """Runs the calls; None until the user's class is constructed."""
+        return self._calls.executor
+
     def bind(self, endpoint: str) -> str:
         return self._listener.bind(endpoint)
 

@@ -23,11 +23,13 @@ from rlinf_actors.wire.client_messages import (
     GetNodes,
     GetStatus,
     Launch,
+    ReadStacks,
     ReadTrace,
     Status,
     StopCluster,
 )
 from rlinf_actors.wire.key_messages import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
+from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.trace_values import TraceQuestion
 from rlinf_actors.wire.values import HardwareQuestion
 
@@ -46,6 +48,7 @@ REQUESTS = {
     "EStop": EStop("me"),
     "EnumerateHardware": EnumerateHardware("n1", QUESTION),
     "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
+    "ReadStacks": ReadStacks("n1", StackQuestion("ann", [])),
     "DrainNode": DrainNode("n1", "me"),
     "GetNodes": GetNodes(),
     "Launch": Launch("ann", "h", "m:C", specs("h", [0], "ann")),
@@ -62,11 +65,11 @@ REQUESTS = {
 MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
-            "FlushLogs", "Detach", "EndGroup", "ReadTrace"},
+            "FlushLogs", "Detach", "EndGroup", "ReadTrace", "ReadStacks"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
-             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace"},
+             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "ReadStacks"},
 }  # fmt: skip
 
 
@@ -164,6 +167,12 @@ def test_driver_can_end_groups_of_its_own_jobs_only(kit):
     kit.ask("ann", asked)
     stop = kit.sent(StopWorkers)[0]
     assert stop.reason == "me (driver 'ann') ended it: done"
+
+
+@pytest.mark.parametrize("asked", [ReadTrace("n1", TraceQuestion("ann")), ReadStacks("n1", StackQuestion("ann", []))])
+def test_a_driver_reads_traces_and_stacks_of_its_own_jobs_only(kit, asked):
+    assert "of its own jobs only" in refused(kit.ask("bob", asked))
+    assert kit.ask("ann", asked) is None
 
 
 def test_agent_sends_output_only_to_drivers_with_workers_on_its_node(kit):

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from head_kit import HeadKit
+from head_kit import HeadKit, agent_hello
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.head.operations import SPARE_S
+from rlinf_actors.head.operations import SPARE_S, TRACE_S
 from rlinf_actors.wire.agent_messages import (
     Beat,
     Goodbye,
     HardwareFound,
     LookForHardware,
+    SendStacks,
     SendTrace,
+    StacksSent,
     StopLooking,
     TraceSent,
 )
-from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, ReadTrace, TraceRead
+from rlinf_actors.wire.client_messages import (
+    Enumerated,
+    EnumerateHardware,
+    ReadStacks,
+    ReadTrace,
+    StacksRead,
+    TraceRead,
+)
+from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
 
@@ -173,3 +183,38 @@ def test_driver_learns_that_the_node_of_a_trace_was_lost(kit):
     (refusal,) = kit.refusals()
     assert (refusal.peer, refusal.kind) == (b"d1", "node_lost")
     assert "traces" in refusal.text
+
+
+# --- stacks ---
+
+STACKS = StackQuestion("ns", ["w-0", "w-1"])
+SHOWN = [WorkerStacks("w-0", "step", 3.0), WorkerStacks("w-1", fault="it has ended")]
+
+
+def test_stacks_reach_the_client_once(kit):
+    assert kit.ask("d1", ReadStacks("n1", STACKS)) is None
+    (order,) = kit.sent(SendStacks, "a:n1")
+    assert order.question == STACKS
+    kit.tell("a:n1", TraceSent(order.id, PART))  # no answer to this order
+    kit.tell("a:n0", StacksSent(order.id, SHOWN))  # another node's
+    assert kit.answers() == []
+    kit.tell("a:n1", StacksSent(order.id, SHOWN))
+    assert kit.answers() == [("d1", StacksRead(SHOWN))]
+    kit.tell("a:n1", StacksSent(order.id, SHOWN))
+    assert kit.answers() == []
+
+
+def test_node_that_sends_no_stacks_in_time_is_named(kit):
+    assert kit.ask("d1", ReadStacks("n1", STACKS)) is None
+    kit.wait(TRACE_S + 1.0)
+    (refusal,) = kit.refusals()
+    assert (refusal.peer, refusal.kind) == (b"d1", "timeout")
+    assert "stacks" in refusal.text
+
+
+def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):
+    kit.ask("a:n7", agent_hello("n7", protocol=6, newest=6))
+    refusal = kit.ask("d1", ReadStacks("n7", STACKS))
+    assert isinstance(refusal, Refuse)
+    assert "too old to send stacks: upgrade it" in refusal.text
+    assert kit.sent(SendStacks) == []

@@ -31,11 +31,13 @@ from rlinf_actors.wire.client_messages import (
     FindGroup,
     GetEvents,
     GetKeys,
+    ReadStacks,
     ReadTrace,
     RevokeKey,
     StopCluster,
     StopGroup,
 )
+from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.trace_values import TraceQuestion
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -263,11 +265,12 @@ def test_another_driver_and_roots_of_nodes_reach_no_job_of_others(node, drivers)
     job, spy = "job-of-lab-a", drivers["lab-a"].ask("pid")
     (node.place / "n8").mkdir(mode=0o700)
     node.run("keys", "enroll", "n8", "--file", str(node.place / "n8" / "agent.key"), at="head")
-    ends = (EndGroup(job, "spy", 0.0, "mallory"), ReadTrace("n8", TraceQuestion(job)))
+    stacks = ReadStacks("n8", StackQuestion(job, []))
+    ends = (EndGroup(job, "spy", 0.0, "mallory"), ReadTrace("n8", TraceQuestion(job)), stacks)
     asked = asyncio.run(
         answers(node, node.place / "driver-b" / "driver.key", *ends, GetKeys(), RevokeKey("n8", "mallory"))
     )
-    assert asked == ["AuthenticationError"] * 4
+    assert asked == ["AuthenticationError"] * 5
     assert "may not join namespace 'job-of-lab-a'" in node.driver("driver-b", job).answer()
     of_node = (
         *ends, FindGroup(job, "spy"), StopGroup(job, "spy", 0.0), GetEvents(namespace=job), StopCluster(),

@@ -25,7 +25,9 @@ from rlinf_actors.wire.agent_messages import (
     ProcessGone,
     Refusal,
     RefusalReport,
+    SendStacks,
     SendTrace,
+    StacksSent,
     StartWorkers,
     StopLooking,
     StopWorkers,
@@ -57,7 +59,9 @@ from rlinf_actors.wire.client_messages import (
     Launch,
     Launched,
     Nodes,
+    ReadStacks,
     ReadTrace,
+    StacksRead,
     Status,
     StopCluster,
     StopGroup,
@@ -70,6 +74,7 @@ from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart, WorkerBatch, WorkerRow
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
+from rlinf_actors.wire.stack_values import Stack, StackFrame, StackQuestion, Wait, WorkerStacks
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 from rlinf_actors.wire.values import (
     ClusterEvent,
@@ -96,6 +101,10 @@ STATE = WorkerState("w-0", 0, 0, "127.0.0.1", "running", 7, Endpoint("key", "ipc
 
 QUESTION = HardwareQuestion("Arm", 1, "[{}]", env={"A": "1"}, extensions=[Extension("lab", "g", "lab 1.0")])
 ANSWER = HardwareAnswer([Piece("Arm", "v1", "lab:Info", "{}", "ip", ["Arm:ip"])])
+STACKS = WorkerStacks(
+    "w-0", "step", 5.5, 1, [Wait("recv() from g:1", 3.5, ["g:1"], "MainThread", True, 9.0)],
+    [Stack("MainThread", [StackFrame("/a.py", 3, "C.step")]), Stack("t", is_task=True, count=3)], 2,
+)  # fmt: skip
 
 BODIES = [
     AgentHello(1, "0.1", "inc", NODE, True, [RunningWorker(SPEC, "owner")]),
@@ -154,6 +163,10 @@ BODIES = [
     TraceRead(TraceSlice(data=b"x", now=3.5, clock=[(1.0, 2.0, 0.5)])),
     SendTrace("e-2", TraceQuestion("ns", drop=True)),
     TraceSent("e-2", TraceSlice(["w-0"], fault="x")),
+    ReadStacks("id", StackQuestion("ns", ["w-0"])),
+    StacksRead([STACKS]),
+    SendStacks("e-3", StackQuestion("ns", ["w-0"])),
+    StacksSent("e-3", [STACKS, WorkerStacks("w-1", fault="it has ended")]),
     DrainNode("id", "kim@lab", "new disk", True),
     Drained(NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk", protocol=7)),
     WorkersHealth([WorkerHealth("w-0", "it does not answer", for_s=5.5)]),

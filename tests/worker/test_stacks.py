@@ -1,0 +1,233 @@
+"""The stacks of a process: what threads and tasks run, what they wait for, and bounds whatever user code does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.messaging.blocking_receive import BlockingReceive
+from rlinf_actors.runtime.future import AsyncWork, Future, Promise
+from rlinf_actors.wire.stack_values import MAX_FRAMES, MAX_STACKS, STACK_BYTES, WorkerStacks
+from rlinf_actors.wire.template_protocol import MAX_PACKET, StacksShown, decode_to_agent, encode
+from rlinf_actors.worker.executors import Activity
+from rlinf_actors.worker.invocation import own_steps
+from rlinf_actors.worker.stacks import worker_stacks
+
+
+def now(id: str = "w") -> WorkerStacks:
+    return worker_stacks(id, Activity("step", 0.0, 2), None)
+
+
+def from_a_thread() -> WorkerStacks:
+    """The stacks as another thread takes them, as the I/O thread of a worker does."""
+    found: list[WorkerStacks] = []
+    taker = threading.Thread(target=lambda: found.append(now()))
+    taker.start()
+    taker.join()
+    return found[0]
+
+
+@contextlib.contextmanager
+def waiting(
+    future: Future, wait: Callable[[], object], *, name: str = "waits", kind: type = threading.Thread
+) -> Iterator:
+    """Run *wait* on a thread, which waits for *future*, until the block ends."""
+    begun = threading.Event()
+    add = future._on_done
+
+    def on_done(callback: Callable[[], object]) -> None:
+        add(callback)
+        begun.set()
+
+    future._on_done = on_done
+    thread = kind(target=wait, name=name)
+    thread.start()
+    assert begun.wait(10)
+    yield
+    future._finish(None)
+    thread.join()
+
+
+def functions(shown: WorkerStacks, name: str) -> list[str]:
+    (stack,) = [stack for stack in shown.stacks if stack.name == name]
+    return [frame.function for frame in stack.frames]
+
+
+def test_the_main_thread_is_first_and_the_calling_thread_is_left_out():
+    shown = from_a_thread()
+    assert shown.stacks[0].name == "MainThread"
+    assert shown.stacks[0].frames[-1].function.endswith(("wait", "join", "_wait_for_tstate_lock"))
+    assert not any("worker_stacks" in frame.function for stack in shown.stacks for frame in stack.frames)
+    assert (shown.id, shown.method, shown.queued) == ("w", "step", 2)
+    assert shown.call_s > 0
+
+
+def test_a_thread_that_waits_says_for_what_and_for_whom():
+    future = BlockingReceive("recv() from env:1", ("env:1", ""))
+    with waiting(future, future.wait):
+        shown = now()
+    (wait,) = shown.waits
+    assert (wait.what, wait.on, wait.where, wait.blocks, wait.limit_s) == (
+        "recv() from env:1", ["env:1"], "waits", False, 0.0,
+    )  # fmt: skip
+    assert 0 <= wait.seconds < 100
+    assert [name.rpartition(".")[2] for name in functions(shown, "waits")][-2:] == ["wait", "_block_until_done"]
+
+
+def test_a_wait_with_a_time_limit_says_the_limit():
+    work: AsyncWork = AsyncWork("send() to env:2")
+    with waiting(work, lambda: work.wait(500.0)):
+        (wait,) = now().waits
+    assert (wait.on, wait.limit_s) == (["env:2"], 500.0)
+
+
+def test_a_wait_for_what_comes_after_another_work_is_one_for_that_work():
+    source = BlockingReceive("recv() from env:3", ("env:3", ""))
+    mapped = AsyncWork.made_of(source, lambda message: message, "all parts")
+    with waiting(mapped, mapped.wait):
+        (wait,) = now().waits
+    assert (wait.what, wait.on) == ("recv() from env:3", ["env:3"])
+    source._finish(None)
+
+
+def test_a_call_waits_for_the_ranks_that_have_not_answered():
+    peers = [SimpleNamespace(name=f"actor:{rank}") for rank in range(3)]
+    call = WorkerGroupFuncResult(SimpleNamespace(serving_thread=0), "step", peers)
+    call._answers[1] = ValueError()
+
+    def wait() -> None:
+        with contextlib.suppress(KeyError):  # the other answers never come
+            call.wait()
+
+    with waiting(call, wait):
+        (found,) = now().waits
+    assert (found.what, found.on) == ("step() of actor:0, actor:2", ["actor:0", "actor:2"])
+
+
+async def test_tasks_are_shown_with_their_await_chains_and_waits():
+    promise: Promise[None] = Promise("get() from channel 'rollouts'")
+
+    async def inner() -> None:
+        await promise
+
+    async def outer() -> None:
+        await own_steps(inner(), "step()")
+
+    async def idle() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    tasks = [asyncio.create_task(outer(), name="first")]
+    tasks += [asyncio.create_task(idle(), name=f"idle-{n}") for n in range(3)]
+    await asyncio.sleep(0)
+    shown = await asyncio.to_thread(now)
+    assert [name.rpartition(".")[2] for name in functions(shown, "first")] == [
+        "outer", "own_steps", "inner", "__await__",
+    ]  # fmt: skip
+    (wait,) = shown.waits
+    assert (wait.what, wait.where, wait.blocks) == ("get() from channel 'rollouts'", "first", False)
+    (alike,) = [stack for stack in shown.stacks if stack.name.startswith("idle-")]
+    assert (alike.count, alike.is_task) == (3, True)
+    promise.resolve(None)
+    await tasks[0]
+    for task in tasks[1:]:
+        task.cancel()
+
+
+class Hostile(threading.Thread):
+    """A thread whose names and texts run code of the user."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("code of the user ran")
+
+    __str__ = __hash__ = __repr__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("code of the user ran")
+
+    @property
+    def name(self) -> str:
+        raise AssertionError("code of the user ran")
+
+    @name.setter
+    def name(self, value: str) -> None:
+        raise AssertionError("code of the user ran")
+
+
+def test_no_code_of_the_user_runs():
+    gate = threading.Event()
+
+    class Local:
+        def __repr__(self) -> str:
+            raise AssertionError("code of the user ran")
+
+    def run(local: object) -> None:
+        gate.wait()
+
+    thread = threading.Thread(target=run, args=(Local(),), name="mine")
+    thread.start()
+    plain = thread.__class__
+    thread.__class__ = Hostile
+    shown = now()
+    thread.__class__ = plain
+    gate.set()
+    thread.join()
+    assert any(stack.name == "mine" for stack in shown.stacks)
+
+
+@pytest.mark.parametrize("name", ["\ud800 \x1b[2J", "x" * 100_000, "😀" * 1000])
+def test_any_name_of_a_thread_can_be_sent(name):
+    future: Future[None] = Future(name)
+    with waiting(future, future.wait, name=name):
+        packet = StacksShown("w", 1, now())
+    assert decode_to_agent(encode(packet)) == packet
+
+
+def test_a_deep_stack_is_shown_with_its_ends():
+    begun, gate = threading.Event(), threading.Event()
+
+    def descend(depth: int) -> None:
+        if depth:
+            descend(depth - 1)
+        else:
+            begun.set()
+            gate.wait()
+
+    thread = threading.Thread(target=descend, args=(300,), name="deep")
+    thread.start()
+    assert begun.wait(10)
+    shown = now()
+    gate.set()
+    thread.join()
+    (stack,) = [stack for stack in shown.stacks if stack.name == "deep"]
+    assert len(stack.frames) == MAX_FRAMES
+    gaps = [frame.function for frame in stack.frames if not frame.file]
+    assert len(gaps) == 1
+    assert "frames are left out" in gaps[0]
+    assert stack.frames[-1].function.endswith("wait")
+
+
+async def test_the_stacks_of_many_tasks_fit_into_a_packet():
+    functions: list = []
+    for n in range(400):  # each of another code
+        scope: dict = {}
+        exec(f"async def {'f' * 200}{n}(future):\n    await future\n", scope)
+        functions.append(scope[f"{'f' * 200}{n}"])
+    never = asyncio.get_running_loop().create_future()
+    tasks = [asyncio.create_task(function(never)) for function in functions]
+    await asyncio.sleep(0)
+    shown, threads = await asyncio.to_thread(lambda: (now(), len(sys._current_frames()) - 1))
+    data = encode(StacksShown("w", 1, shown))
+    assert len(data) < MAX_PACKET >> 4  # what a template reads
+    assert len(msgspec.msgpack.encode(shown.stacks)) > STACK_BYTES // 2
+    assert len(shown.stacks) <= MAX_STACKS
+    assert shown.cut + sum(stack.count for stack in shown.stacks) == len(asyncio.all_tasks()) + threads
+    never.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
