@@ -51,6 +51,7 @@ _COMMANDS = {
     "nodes": "views",
     "paths": "views",
     "plan": "plan_command",
+    "stack": "stack_command",
     "status": "views",
     "units": "units_command",
     "workers": "views",

@@ -1,0 +1,119 @@
+"""The command `rlinf-actors stack`: what workers do, and what they wait for.
+
+Each worker's I/O thread answers, through its agentd and the head. `stack_report` makes the texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+
+from rlinf_actors.cli.output import echo, json_option, note, plain, show_json
+from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.stack_report import ShownWorker, report_dict, report_lines
+from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.net import discovery
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.wire.client_messages import ReadStacks, StacksRead, Status
+from rlinf_actors.wire.protocol import STACKS
+from rlinf_actors.wire.stack_values import MAX_ASKED, StackQuestion, WorkerStacks
+from rlinf_actors.wire.values import GroupState, WorkerState
+
+ANSWER_S = 12.0
+"""Seconds that the head has to answer: it waits for a node for up to 10 s."""
+ASKED_NODES = 32
+"""Most nodes that are asked at a time."""
+
+Place = tuple[GroupState, WorkerState]
+
+
+@click.command()
+@click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]")
+@click.option("--job", "job", default="", metavar="NAME", help="The workers of this job; with GROUP, its group.")
+@click.option("--all", "every", is_flag=True, help="All workers of the cluster that you may see.")
+@head_option
+@json_option
+def stack(target: str, job: str, every: bool, head: str | None, as_json: bool) -> None:
+    """Show what workers do: their calls, what they wait for, and the stacks of their threads and asyncio tasks.
+
+    Workers with equal stacks are shown once. Cycles of waits, such as deadlocks, come first. The workers go on: their
+    I/O threads answer. Child members are not asked.
+    """
+    if every == bool(target or job):
+        raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME), or --all")
+    endpoint, status = status_of(head)
+    if status.protocol < STACKS:
+        raise UsageError(f"the head there is rlinf-actors {status.version} and knows no stacks: upgrade it")
+    chosen = select(status, target, job)
+    if not chosen:
+        note("no worker is running")
+    workers = asyncio.run(_ask(endpoint, status, chosen)) if chosen else []
+    if as_json:
+        show_json(report_dict(workers))
+        return
+    for line in report_lines(workers):
+        echo(plain(line))
+
+
+def select(status: Status, target: str, job: str) -> list[Place]:
+    """Return the workers that *target*, a GROUP or GROUP:RANK, and *job* name; all if both are "".
+
+    Raises:
+        UsageError: there is no such group, rank or job, or several jobs have the group.
+    """
+    name, _, rank = target.partition(":")
+    groups = [group for group in status.groups if job in ("", group.namespace) and name in ("", group.name)]
+    if not groups and (name or job):
+        known = ", ".join(f"{group.name} of job {group.namespace}" for group in status.groups) or "none at all"
+        what = " ".join(["group", *[repr(name)] * bool(name), *[f"of job {job!r}"] * bool(job)])
+        raise UsageError(f"there is no {what}; there are: {known}")
+    if name and len(groups) > 1:
+        jobs = ", ".join(group.namespace for group in groups)
+        raise UsageError(f"several jobs have a group {name!r}: say which by --job; there are: {jobs}")
+    found = [(group, worker) for group in groups for worker in group.workers if worker.state != "gone"]
+    if not rank:
+        return found
+    chosen = [place for place in found if str(place[1].rank) == rank]
+    if not chosen:
+        raise UsageError(f"group {name!r} has no running rank {rank!r}")
+    return chosen
+
+
+async def _ask(endpoint: str, status: Status, chosen: Sequence[Place]) -> list[ShownWorker]:
+    nodes = {node.rank: node.report for node in status.nodes if node.rank >= 0}
+    parts: dict[tuple[str, str], list[str]] = {}
+    for group, worker in chosen:
+        if worker.node_rank in nodes:
+            parts.setdefault((nodes[worker.node_rank].node_id, group.namespace), []).append(worker.id)
+    answers: dict[str, WorkerStacks] = {}
+    at_once = asyncio.Semaphore(ASKED_NODES)
+
+    async def ask(client: ControlClient, node_id: str, job: str, ids: list[str]) -> None:
+        for n in range(0, len(ids), MAX_ASKED):
+            question = StackQuestion(job, ids[n : n + MAX_ASKED])
+            async with at_once:
+                found = await _answers(client, ReadStacks(node_id, question))
+            answers.update((one.id, one) for one in found)
+
+    async with observing(endpoint, discovery.client_settings()) as client:
+        await asyncio.gather(*(ask(client, node_id, job, ids) for (node_id, job), ids in parts.items()))
+    return [
+        ShownWorker(
+            group.namespace,
+            group.name,
+            worker.rank,
+            nodes[worker.node_rank].hostname if worker.node_rank in nodes else worker.node_ip,
+            answers.get(worker.id) or WorkerStacks(worker.id, fault="its node is not known to the head"),
+        )
+        for group, worker in sorted(chosen, key=lambda one: (one[0].namespace, one[0].name, one[1].rank))
+    ]
+
+
+async def _answers(client: ControlClient, request: ReadStacks) -> list[WorkerStacks]:
+    """Return the answers of the workers; if their node does not answer, say that of each."""
+    try:
+        return expected(await client.request(request, ANSWER_S), StacksRead).answer
+    except RlinfActorsError as error:
+        return [WorkerStacks(id, fault=str(error)) for id in request.question.ids]

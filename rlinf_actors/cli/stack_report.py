@@ -1,0 +1,223 @@
+"""What `rlinf-actors stack` says about the answers of workers: equal stacks once, and cycles of waits. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rlinf_actors.model.durations import duration
+from rlinf_actors.wire.stack_values import Stack, Wait, WorkerStacks
+
+MAX_WAIT_LINES = 16
+"""Most lines about the waits of workers with equal stacks."""
+_EXECUTOR = "rlinf_actors/worker/executors.py"
+_RUNTIME = (_EXECUTOR, "rlinf_actors/worker/invocation.py", "rlinf_actors/forks.py")
+
+
+class ShownWorker(NamedTuple):
+    job: str
+    group: str
+    rank: int
+    node: str  # name
+    answer: WorkerStacks
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}:{self.rank}"
+
+
+class Step(NamedTuple):
+    worker: str
+    waits_for: str
+    wait: Wait
+
+
+class Cycle(NamedTuple):
+    """Workers of which each waits for the next, and the last for the first.
+
+    `deadlock` is True if none of them can go on: each wait blocks its worker and has no time limit.
+    """
+
+    job: str
+    deadlock: bool
+    steps: list[Step]
+
+
+def report_dict(workers: Sequence[ShownWorker]) -> dict[str, Any]:
+    """Return the JSON object of the report. Its keys are stable; new keys may be added."""
+    return {
+        "cycles": [
+            {
+                "job": cycle.job,
+                "deadlock": cycle.deadlock,
+                "steps": [
+                    {"worker": step.worker, "waits_for": step.waits_for, "what": step.wait.what,
+                     "seconds": round(step.wait.seconds, 3)}
+                    for step in cycle.steps
+                ],
+            }
+            for cycle in cycles(workers)
+        ],
+        "workers": [
+            {"job": one.job, "group": one.group, "rank": one.rank, "node": one.node, **_answer_dict(one.answer)}
+            for one in workers
+        ],
+    }  # fmt: skip
+
+
+def _answer_dict(answer: WorkerStacks) -> dict[str, Any]:
+    every = {name: getattr(answer, name) for name in answer.__struct_fields__ if name not in ("waits", "stacks")}
+    waits = [{name: getattr(wait, name) for name in wait.__struct_fields__} for wait in answer.waits]
+    stacks = [
+        {
+            "name": stack.name,
+            "kind": "task" if stack.is_task else "thread",
+            "count": stack.count,
+            "frames": [{"file": one.file, "line": one.line, "function": one.function} for one in stack.frames],
+        }
+        for stack in answer.stacks
+    ]
+    return {**every, "waits": waits, "stacks": stacks}
+
+
+def report_lines(workers: Sequence[ShownWorker]) -> Iterator[str]:
+    """Yield the report's lines: cycles first, then all workers, those with equal stacks together."""
+    for cycle in cycles(workers):
+        yield f"{'deadlock' if cycle.deadlock else 'cycle of waits'} in job {cycle.job}:"
+        for step in cycle.steps:
+            yield f"  {step.worker} waits in {step.wait.what} ({duration(step.wait.seconds)})"
+        yield ""
+    for some in alike(workers):
+        yield from _group_lines(some)
+        yield ""
+
+
+# --- cycles ---
+
+
+def cycles(workers: Sequence[ShownWorker]) -> list[Cycle]:
+    """Return the cycles of waits, one of each set of workers that wait for one another. Deadlocks come first."""
+    found: list[Cycle] = []
+    named: set[tuple[str, str]] = set()
+    for deadlock in (True, False):
+        waits = {
+            (one.job, one.name): _targets(one.answer.waits, deadlock)
+            for one in workers
+            if (one.job, one.name) not in named
+        }
+        for job in dict.fromkeys(job for job, _ in waits):
+            graph = {name: targets for (of, name), targets in waits.items() if of == job}
+            for ring in _rings(graph):
+                steps = [Step(name, to, graph[name][to]) for name, to in zip(ring, [*ring[1:], ring[0]], strict=True)]
+                found.append(Cycle(job, deadlock, steps))
+                named.update((job, name) for name in ring)
+    return found
+
+
+def _targets(waits: Iterable[Wait], deadlock: bool) -> dict[str, Wait]:
+    """Return the workers that these waits of one worker are for; if *deadlock*, those that nothing but they can end."""
+    counted = [wait for wait in waits if not deadlock or (wait.blocks and not wait.limit_s)]
+    return {name: wait for wait in reversed(counted) for name in wait.on}
+
+
+def _rings(graph: Mapping[str, Mapping[str, Wait]]) -> Iterator[list[str]]:
+    """Yield cycles of *graph* that have no node in common, each a shortest one of its first node."""
+    left = dict.fromkeys(graph)
+    while True:  # without the nodes that wait for none that is left, each node is in a cycle or leads to one
+        idle = [name for name in left if not any(to in left for to in graph[name])]
+        if not idle:
+            break
+        for name in idle:
+            del left[name]
+    while left:
+        first = next(iter(left))
+        before: dict[str, str] = {}
+        queue = deque([first])
+        while queue and first not in before:
+            name = queue.popleft()
+            for to in graph[name]:
+                if to in left and to not in before:
+                    before[to] = name
+                    queue.append(to)
+        if first not in before:  # it only leads to a cycle
+            del left[first]
+            continue
+        ring = [before[first]]
+        while ring[-1] != first:
+            ring.append(before[ring[-1]])
+        yield ring[::-1]
+        for name in ring:
+            del left[name]
+
+
+# --- workers with equal stacks ---
+
+
+def alike(workers: Iterable[ShownWorker]) -> list[list[ShownWorker]]:
+    """Return the workers by job, group, call and stacks. Names of threads and tasks do not count."""
+    found: dict[tuple[str, str, str, str, bytes], list[ShownWorker]] = {}
+    for one in workers:
+        shapes = msgspec.msgpack.encode([(stack.is_task, stack.count, stack.frames) for stack in one.answer.stacks])
+        key = (one.job, one.group, one.answer.fault, one.answer.method, shapes)
+        found.setdefault(key, []).append(one)
+    return list(found.values())
+
+
+def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
+    first = some[0]
+    nodes = dict.fromkeys(one.node for one in some)
+    where = f"on {', '.join(nodes)}" if len(nodes) < 4 else f"on {len(nodes)} nodes"
+    head = f"{first.group}:{ranks(one.rank for one in some)} of job {first.job}, {where}: "
+    if first.answer.fault:
+        yield f"{head}no answer: {first.answer.fault}"
+        return
+    ages = list(dict.fromkeys(duration(age) for age in sorted(one.answer.call_s for one in some)))
+    age = ages[0] if len(ages) == 1 else f"{ages[0]} to {ages[-1]}"
+    yield head + (f"in {first.answer.method}() for {age}" if first.answer.method else "no call runs")
+    yield from _wait_lines(some)
+    for stack in first.answer.stacks:
+        yield from _stack_lines(stack)
+    if any(one.answer.cut for one in some):
+        yield f"  {max(one.answer.cut for one in some)} stacks or waits of a worker are left out"
+
+
+def _wait_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for one in some:
+        for wait in one.answer.waits:
+            found.setdefault((wait.what, "" if wait.blocks else wait.where), []).append((one.rank, wait.seconds))
+    for number, ((what, place), waiting) in enumerate(found.items()):
+        if number == MAX_WAIT_LINES:
+            yield f"  and {len(found) - number} other waits"
+            return
+        who = f"{some[0].group}:{ranks(rank for rank, _ in waiting)} " if len(some) > 1 else ""
+        yield f"  {who}waits in {what} for {duration(max(age for _, age in waiting))}{place and f' ({place})'}"
+
+
+def _stack_lines(stack: Stack) -> Iterator[str]:
+    kind = "task" if stack.is_task else "thread"
+    yield f"  {kind} {stack.name}{f' and {stack.count - 1} more' if stack.count > 1 else ''}:"
+    for one in stack.frames[_begin(stack) :]:
+        yield f"    {one.file}:{one.line} in {one.function}" if one.file else f"    {one.function}"
+
+
+def _begin(stack: Stack) -> int:
+    """Return the number of the first frame to show: those that lead to a method of the user tell nothing."""
+    begin = next((n for n, one in enumerate(stack.frames) if one.file.endswith(_EXECUTOR)), 0)
+    while begin < len(stack.frames) - 1 and stack.frames[begin].file.endswith(_RUNTIME):
+        begin += 1
+    return begin
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return numbers as text: "0-3,7"."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

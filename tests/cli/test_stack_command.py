@@ -1,0 +1,234 @@
+"""`rlinf-actors stack`: cycles of waits, equal stacks together, and a deadlock of real workers."""
+
+from __future__ import annotations
+
+import json
+
+import pace
+import pytest
+from cli_kit import example_status
+from msgspec.structs import replace
+
+from rlinf_actors import Channel, NodePlacementStrategy, Worker
+from rlinf_actors.cli import app, stack_command
+from rlinf_actors.cli.stack_command import select
+from rlinf_actors.cli.stack_report import ShownWorker, cycles, ranks, report_dict, report_lines
+from rlinf_actors.errors import UsageError
+from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
+from rlinf_actors.wire.values import GroupState, WorkerState
+
+
+def worker(rank: int, *on: int, job: str = "j", blocks: bool = True, limit_s: float = 0.0, **more) -> ShownWorker:
+    waits = [Wait(f"recv() from env:{to}", 312.0, [f"env:{to}"], "MainThread", blocks, limit_s) for to in on]
+    stacks = [Stack("MainThread", [StackFrame("/u/train.py", 12, "Env.step")])]
+    answer = WorkerStacks(f"{job}-{rank}", "step", 312.0, waits=waits, stacks=stacks)
+    return ShownWorker(job, "env", rank, "gpu-1", replace(answer, **more))
+
+
+def rings(*workers: ShownWorker) -> list[tuple[bool, list[str]]]:
+    return [(one.deadlock, [step.worker for step in one.steps]) for one in cycles(workers)]
+
+
+# --- cycles ---
+
+
+def test_workers_that_wait_for_one_another_are_a_deadlock():
+    assert rings(worker(0, 1), worker(1, 0)) == [(True, ["env:0", "env:1"])]
+    assert rings(*(worker(n, (n + 1) % 8) for n in range(8))) == [(True, [f"env:{n}" for n in range(8)])]
+
+
+def test_chains_of_waits_are_no_cycle():
+    assert rings(worker(0, 1), worker(1, 2), worker(2)) == []
+    assert rings(worker(0, 5)) == []  # of a worker that was not asked
+
+
+def test_who_only_waits_for_a_deadlock_is_not_in_it():
+    assert rings(worker(0, 1), worker(1, 2), worker(2, 1), worker(3, 0, 1)) == [(True, ["env:1", "env:2"])]
+
+
+def test_a_wait_that_can_end_by_itself_or_beside_other_calls_is_no_deadlock():
+    assert rings(worker(0, 1), worker(1, 0, limit_s=5.0)) == [(False, ["env:0", "env:1"])]
+    assert rings(worker(0, 1), worker(1, 0, blocks=False)) == [(False, ["env:0", "env:1"])]
+
+
+def test_each_cycle_is_named_once_and_deadlocks_first():
+    loose = [worker(4, 5, blocks=False), worker(5, 4)]
+    assert rings(*loose, worker(0, 1), worker(1, 0), worker(2, 3), worker(3, 2)) == [
+        (True, ["env:0", "env:1"]), (True, ["env:2", "env:3"]), (False, ["env:4", "env:5"]),
+    ]  # fmt: skip
+
+
+def test_workers_of_two_jobs_with_equal_names_are_not_mixed():
+    assert rings(worker(0, 1), worker(1), worker(0, job="k"), worker(1, 0, job="k")) == []
+
+
+def test_a_worker_that_waits_for_several_is_in_the_cycle_of_one_of_them():
+    assert rings(worker(0, 2, 1), worker(1, 0), worker(2)) == [(True, ["env:0", "env:1"])]
+
+
+# --- the report ---
+
+
+def test_equal_stacks_are_shown_once_with_all_ranks():
+    text = "\n".join(report_lines([worker(n, n + 10) for n in (0, 1, 2, 5)]))
+    assert text.count("/u/train.py:12 in Env.step") == 1
+    assert "env:0-2,5 of job j, on gpu-1: in step() for 5 min" in text
+    assert "env:5 waits in recv() from env:15 for 5 min" in text
+
+
+def test_a_worker_without_an_answer_is_named_with_the_reason():
+    silent = [worker(n, fault="its I/O thread does not answer", stacks=[]) for n in (0, 1)]
+    assert next(report_lines(silent)) == "env:0-1 of job j, on gpu-1: no answer: its I/O thread does not answer"
+
+
+def test_frames_that_lead_to_the_method_are_left_out_of_the_text_only():
+    frames = [
+        StackFrame("/x/rlinf_actors/template/bootstrap.py", 1, "main"),
+        StackFrame("/x/rlinf_actors/worker/executors.py", 2, "SerialExecutor.serve"),
+        StackFrame("/x/rlinf_actors/worker/invocation.py", 3, "Invocation.run"),
+        StackFrame("/u/train.py", 4, "Env.step"),
+    ]
+    shown = [worker(0, stacks=[Stack("MainThread", frames)])]
+    text = "\n".join(report_lines(shown))
+    assert "/u/train.py:4 in Env.step" in text
+    assert "rlinf_actors" not in text
+    (found,) = report_dict(shown)["workers"]
+    assert [frame["line"] for frame in found["stacks"][0]["frames"]] == [1, 2, 3, 4]
+
+
+def test_json_has_cycles_and_workers_with_plain_values():
+    found = json.loads(json.dumps(report_dict([worker(0, 1), worker(1, 0)])))
+    (cycle,) = found["cycles"]
+    assert (cycle["job"], cycle["deadlock"]) == ("j", True)
+    step = {"worker": "env:0", "waits_for": "env:1", "what": "recv() from env:1", "seconds": 312.0}
+    assert cycle["steps"][0] == step
+    assert [(one["group"], one["rank"], one["method"]) for one in found["workers"]] == [
+        ("env", 0, "step"), ("env", 1, "step"),
+    ]  # fmt: skip
+
+
+def test_ranks_are_shown_as_ranges():
+    assert ranks([7, 0, 1, 2, 9, 8]) == "0-2,7-9"
+
+
+# --- the command ---
+
+
+def status_of_two_jobs():
+    groups = [
+        GroupState(
+            job, "env", "m:C", "d", "running", [WorkerState(f"{job}-{n}", n, 0, "ip", "running") for n in (0, 1)]
+        )
+        for job in ("a", "b")
+    ]
+    return replace(example_status(), groups=groups, protocol=7)
+
+
+def test_workers_are_chosen_by_group_rank_and_job():
+    status = status_of_two_jobs()
+    assert [worker.id for _, worker in select(status, "", "")] == ["a-0", "a-1", "b-0", "b-1"]
+    assert [worker.id for _, worker in select(status, "", "b")] == ["b-0", "b-1"]
+    assert [worker.id for _, worker in select(status, "env:1", "a")] == ["a-1"]
+
+
+@pytest.mark.parametrize(
+    ("target", "job", "text"),
+    [
+        ("env", "", "several jobs have a group 'env'"),
+        ("nope", "", "there is no group 'nope'; there are: env of job a, env of job b"),
+        ("", "c", "there is no group of job 'c'"),
+        ("env:7", "a", "group 'env' has no running rank '7'"),
+    ],
+)
+def test_workers_that_are_not_there_are_refused_with_what_there_is(target, job, text):
+    with pytest.raises(UsageError, match=text):
+        select(status_of_two_jobs(), target, job)
+
+
+@pytest.mark.parametrize("arguments", [[], ["env", "--all"]])
+def test_the_command_asks_for_exactly_one_choice(shown, arguments):
+    code, _, err = shown("stack", *arguments, status=status_of_two_jobs())
+    assert (code, "GROUP:RANK" in err) == (64, True)
+
+
+def test_a_head_of_the_protocol_before_is_not_asked(shown):
+    code, _, err = shown("stack", "--all", status=replace(status_of_two_jobs(), protocol=6))
+    assert (code, "knows no stacks: upgrade it" in err) == (64, True)
+
+
+def test_text_of_hostile_workers_is_shown_harmless(shown, monkeypatch):
+    evil = "a\x1b[2J\r\n\x9b1m\u202e"
+    stacks = [Stack(evil, [StackFrame(evil, 1, evil)])]
+    waits = [Wait(evil, 1.0, [evil], evil)]
+    answers = [worker(0, method=evil, stacks=stacks, waits=waits), worker(1, fault=evil)]
+
+    async def ask(*_given):
+        return answers
+
+    monkeypatch.setattr(stack_command, "_ask", ask)
+    for more in ([], ["--json"]):
+        code, out, _ = shown("stack", "--all", *more, status=status_of_two_jobs())
+        assert code == 0
+        assert not {"\x1b", "\x9b", "\r", "\u202e"} & set(out)
+
+
+# --- real workers ---
+
+RANKS = 8
+
+
+class Ring(Worker):
+    """Each rank receives from the next, and no rank sends."""
+
+    def wait_for_next(self, about_to_wait: Channel) -> None:
+        about_to_wait.put(self._rank)
+        self.recv(self._group_name, (self._rank + 1) % self._world_size)
+
+
+class Reader(Worker):
+    async def read(self, channel: Channel) -> None:
+        await channel.get(key="empty", async_op=True)
+
+
+@pytest.mark.live
+def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys):
+    local = local_cluster(num_nodes=1)
+    for name, value in local.driver_env.items():
+        monkeypatch.setenv(name, value)
+
+    def ask(*arguments: str) -> str:
+        assert app.run(["stack", *arguments]) == 0
+        return capsys.readouterr().out
+
+    with local.cluster(namespace="cell") as cluster:
+        channel = Channel.create("waits")
+        here = NodePlacementStrategy([0] * RANKS)
+        ring = Ring.create_group().launch(cluster, here, name="ring")
+        reader = Reader.create_group().launch(cluster, NodePlacementStrategy([0]), name="reader")
+        lost = [ring.wait_for_next(channel), reader.read(channel)]
+        assert sorted(channel.get() for _ in range(RANKS)) == list(range(RANKS))
+
+        names = [f"ring:{rank}" for rank in range(RANKS)]
+        steps = [(name, to, f"recv() from {to}") for name, to in zip(names, [*names[1:], names[0]], strict=True)]
+
+        def named() -> list[list[tuple[str, str, str]]]:
+            found = json.loads(ask("ring", "--json"))["cycles"]
+            return [
+                [(step["worker"], step["waits_for"], step["what"]) for step in cycle["steps"]]
+                for cycle in found
+                if cycle["deadlock"] and cycle["job"] == "cell"
+            ]
+
+        assert pace.again_like(named, [steps]) == [steps]
+        text = ask("ring")
+        assert text.startswith("deadlock in job cell:\n  ring:0 waits in recv() from ring:1 (")
+        assert f"ring:0-{RANKS - 1} of job cell, on " in text
+        assert text.count("in Ring.wait_for_next") == 1
+
+        waits = "waits in get() from channel 'waits' for"
+        assert pace.again_like(lambda: waits in ask("reader:0"), True)
+        text = ask("--all")
+        assert "reader:0 of job cell" in text
+        assert "in read() for" in text
+        for call in lost:
+            call.cancel()
