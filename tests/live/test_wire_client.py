@@ -39,7 +39,7 @@ class Plain(Worker):
     def nothing(self): ...
 
     def pickled(self):
-        return [1, 2]
+        return {1, 2}
 
     def bad(self):
         raise ValueError("that was bad")
