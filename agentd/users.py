@@ -19,7 +19,7 @@ import pwd
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -42,6 +42,8 @@ _OF_AGENTD = re.compile(
 """Variables that name agentd's own user, or places and services of that user."""
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}
 """The number of the system call by machine."""
+_CAPABILITY_VERSION = 0x20080522
+_RETURN = sum(1 << procfs.CHANGES_USERS[name] for name in ("CAP_SETGID", "CAP_SETUID"))
 _SUFFIX = "-users"
 """Of the directory beside agentd's run directory, which has the users' run directories."""
 REMOVE_S = 3.0  # seconds for the removal of a directory of a user, who may have filled it
@@ -89,7 +91,8 @@ class User(msgspec.Struct, frozen=True):
 def as_user(user: User | None) -> Iterator[None]:
     """Let this thread open, make and remove files with the rights of *user*. None stands for agentd's own user.
 
-    Only the calling thread changes, and only its access to files (setfsuid) and its supplementary groups.
+    Only the calling thread changes: its access to files (setfsuid), its supplementary groups and its capabilities. With
+    CAP_SYS_PTRACE a link of the user to /proc/PID/cwd would lead to what only the user of that process can reach.
 
     Raises:
         PermissionError: this process may not change users.
@@ -104,12 +107,33 @@ def as_user(user: User | None) -> Iterator[None]:
             raise PermissionError(f"this process may not act as user {user.name}")
         _set_groups(user.groups)
         changed = True
-        yield
+        with _few_capabilities():
+            yield
     finally:
         _libc.setfsuid(uid)
         _libc.setfsgid(gid)
         if changed:
             _set_groups(groups)
+
+
+@contextlib.contextmanager
+def _few_capabilities() -> Iterator[None]:
+    """Let this thread have only the capabilities that are effective by which it returns to its own user."""
+    before = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable: 32 of each, then the others of each
+    _capabilities(_libc.capget, before)
+    few = (ctypes.c_uint32 * 6)(*before)
+    few[0], few[3] = before[0] & _RETURN, 0
+    _capabilities(_libc.capset, few)
+    try:
+        yield
+    finally:
+        _capabilities(_libc.capset, before)
+
+
+def _capabilities(call: Callable[..., int], data: ctypes.Array[ctypes.c_uint32]) -> None:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    if call(header, data) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities")
 
 
 def _set_groups(groups: Sequence[int]) -> None:

@@ -86,6 +86,32 @@ def test_agentd_acts_as_a_user_without_its_own_groups():
     assert done.stdout.split() == ["read", "refused"]
 
 
+@pytest.mark.live
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_agentd_as_a_user_follows_no_link_into_another_users_process():
+    """Its CAP_SYS_PTRACE would let it pass the closed home directory above the other process's working directory."""
+    before = procfs.text_of("/proc/self/status").partition("CapInh")[2][:200]
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o711)
+        project = Path(place, "home", "project")
+        project.mkdir(parents=True)
+        (project / "file").write_text("of the other user")
+        project.parent.chmod(0o700)
+        for path in (project.parent, project, project / "file"):
+            os.chown(path, 61022, 61030)
+        waits = ["setpriv", "--reuid", "61022", "--regid", "61030", "--clear-groups", "sh", "-c", "echo; read x"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(waits, cwd=project, stdin=pipe, stdout=pipe) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            for link in ("cwd", "root", "fd/0"):
+                with as_user(LAB), pytest.raises(PermissionError):
+                    os.stat(f"/proc/{other.pid}/{link}")
+            assert (Path(f"/proc/{other.pid}/cwd") / "file").read_text() == "of the other user", "agentd itself may"
+            other.kill()
+    assert procfs.text_of("/proc/self/status").partition("CapInh")[2][:200] == before
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_run_directory_that_users_cannot_reach_is_refused(monkeypatch):
     """Such as the default one of root's own session, /run/user/0."""
