@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-TURN = 64
+TURN = 16
 """Most actions that run in one call: the waits of thousands of requests may end at one moment."""
 Action = Callable[[], None]
 

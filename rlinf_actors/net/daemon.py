@@ -31,7 +31,7 @@ CommandT = TypeVar("CommandT")
 
 log = logging.getLogger(__name__)
 
-SLICE_S = 0.004
+SLICE_S = 0.002
 """Seconds of each turn of the loop in which a core goes on with long work, apart from the last slice."""
 FULL_COLLECTION = 500
 """Collections of the middle generation between two of all objects, 10 by default. A full one stops a head that has

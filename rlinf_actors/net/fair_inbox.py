@@ -35,7 +35,7 @@ from rlinf_actors.net.unread import Connections
 if TYPE_CHECKING:
     import zmq
 
-TURN_S = 0.005
+TURN_S = 0.0025
 """Seconds for which messages are handled in one turn of the loop. A single message may take longer."""
 SHARE_S = 0.0005
 """Seconds for which messages of one chunk are handled before the next member has its turn."""

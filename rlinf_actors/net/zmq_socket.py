@@ -45,7 +45,7 @@ SLICE = 256
 """Most messages of the control plane that are handled in one turn of the loop. A chunk may have 65,536 of them."""
 DRAIN = 256
 """Most chunks that are received in one turn of the loop."""
-FAIR = 64
+FAIR = 32
 """Most chunks that the head's listener receives in one turn: its turns are short, and it has to look at each chunk."""
 TURN_BYTES = 1 << 18
 """Bytes of small messages after which no further chunk is received in one turn of the loop."""
