@@ -153,11 +153,12 @@ class Walker(Worker):
     def walk(self, group: str, count: int) -> tuple[set[str], int]:
         import numpy as np
 
-        array, calls = np.ones(1 << 20, np.uint8), []
-        for _ in range(count - 1):
+        array, warm = np.ones(1 << 20, np.uint8), []
+        for _ in range(count):
+            calls: list[str] = []
+            sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None)  # noqa: B023
             self.send(array, group, 0)
-        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None)
-        self.send(array, group, 0)
-        sys.setprofile(None)
-        ours = [file for file in calls if "rlinf_actors" in file]
+            sys.setprofile(None)
+            warm.append([file for file in calls if "rlinf_actors" in file])
+        ours = min(warm, key=len)  # others find the memory of the one before still in use, if the receiver is late
         return set(ours), len(ours)
