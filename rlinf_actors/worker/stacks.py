@@ -53,6 +53,7 @@ _SENDING = "send() to "
 _BLOCKED = Future._block_until_done.__code__
 _AWAITED = Future.__await__.__code__
 _OWN_STEPS = own_steps.__code__
+_TASKS = (asyncio.Task, asyncio.tasks._PyTask)  # type: ignore[attr-defined]  # the second in Python, for subclasses
 _RUNS_LOOP = BaseEventLoop.run_forever.__code__
 
 
@@ -121,12 +122,13 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
         tasks = asyncio.all_tasks(loop)
     except RuntimeError:  # tasks begin and end faster than they can be listed
         return []
-    return [task for task in tasks if issubclass(type(task), asyncio.Task)]  # else a class of the user's own
+    return [task for task in tasks if issubclass(type(task), _TASKS)]  # else a class of the user's own
 
 
 def _chain_of(task: asyncio.Task[Any]) -> _Taken:
-    chain = _await_chain(asyncio.Task.get_coro(task))
-    return _Taken(_text(asyncio.Task.get_name(task), NAME_CHARS), chain[::-1], is_task=True)
+    kind = next(kind for kind in _TASKS if issubclass(type(task), kind))  # whose methods run no code of a subclass
+    chain = _await_chain(kind.get_coro(task))
+    return _Taken(_text(kind.get_name(task), NAME_CHARS), chain[::-1], is_task=True)
 
 
 def _await_chain(awaited: Any) -> list[types.FrameType]:
