@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pace
 import pytest
 from cli_kit import example_status
 from msgspec.structs import replace
 
-from rlinf_actors import Channel, NodePlacementStrategy, Worker
+from rlinf_actors import Channel, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_actors.cli import app, stack_command
 from rlinf_actors.cli.stack_command import select
 from rlinf_actors.cli.stack_report import ShownWorker, cycles, ranks, report_dict, report_lines
@@ -188,6 +190,51 @@ class Ring(Worker):
 class Reader(Worker):
     async def read(self, channel: Channel) -> None:
         await channel.get(key="empty", async_op=True)
+
+
+class Caller(Worker):
+    def pid(self) -> int:
+        return os.getpid()
+
+    def call(self, other: WorkerGroup, begun: Channel) -> None:
+        begun.put(self._group_name)
+        begun.get(key=self._group_name)
+        other.pid().wait()
+
+
+@pytest.mark.live
+def test_workers_that_call_one_another_and_a_stopped_one_are_named(local_cluster, monkeypatch, capsys):
+    local = local_cluster(num_nodes=1)
+    for name, value in local.driver_env.items():
+        monkeypatch.setenv(name, value)
+
+    def ask() -> dict:
+        assert app.run(["stack", "--job", "cell", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    with local.cluster(namespace="cell") as cluster:
+        channel = Channel.create("begun")
+        place = NodePlacementStrategy([0])
+        left, right = (Caller.create_group().launch(cluster, place, name=name) for name in ("left", "right"))
+        (pid,) = left.pid().wait()
+        calls = [left.call(right, channel), right.call(left, channel)]
+        assert {channel.get(), channel.get()} == {"left", "right"}
+        for name in ("left", "right"):  # both run call() now
+            channel.put(0, key=name)
+
+        def named() -> list:
+            return [[(one["worker"], one["what"]) for one in cycle["steps"]] for cycle in ask()["cycles"]]
+
+        deadlock = [[("left:0", "pid() of right:0"), ("right:0", "pid() of left:0")]]
+        assert pace.again_like(named, deadlock) == deadlock
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            faults = {one["group"]: one["fault"] for one in ask()["workers"]}
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert faults == {"channel@begun": "", "left": "its I/O thread does not answer", "right": ""}
+        for call in calls:
+            call.cancel()
 
 
 @pytest.mark.live
