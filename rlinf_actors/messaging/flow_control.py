@@ -1,11 +1,14 @@
 """Limit the bytes in flight from one worker to another. Nothing here does I/O.
 
 The sender keeps at most `Window.limit` bytes in flight, that is, sent but not yet received by user code in the
-receiver. Further messages wait in order. A message larger than the window is sent when nothing else is in flight, so
-the receiver's memory is bounded by the larger of the window and the largest message.
+receiver. Further messages wait in order. A message larger than the window is sent when nothing else is in flight. So
+the receiver's memory is bounded by the window, or by `Window.slack` and the largest message.
 
-The receiver reports received bytes (credit) only in amounts of at least `SLACK` bytes. The sender therefore treats up
-to `SLACK` bytes in flight as none; otherwise sender and receiver could wait for each other.
+A message names the bytes that the receiver returns as credit when user code has the message. A message of send() names
+none until all those since the last named ones are `Window.lump` bytes: to send credit costs as much as a small message.
+A broadcast's message names its own bytes, since user code may receive it much later than messages of send() behind it.
+So do all messages of older senders, and the receiver returns credit in amounts of at least SLACK bytes. The sender
+treats up to `Window.slack` bytes in flight as none. Otherwise it could wait for credit that never comes.
 """
 
 from __future__ import annotations
@@ -25,11 +28,19 @@ OVERHEAD = 768
 
 
 class Window(Generic[T]):
-    """The sender's side of flow control for one receiver: at most *limit* bytes are in flight, later messages wait."""
+    """The sender's side of flow control for one receiver: at most *limit* bytes are in flight, later messages wait.
+
+    Attributes:
+        lump: fewest bytes of credit that messages of send() ask for at a time.
+        slack: bytes in flight that count as none, since no credit may come for them.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.lump = max(SLACK, limit // 4)
+        self.slack = self.lump + SLACK
         self.outstanding = 0
+        self._unasked = 0
         self._waiting: deque[tuple[int, T]] = deque()
 
     def offer(self, size: int, item: T) -> bool:
@@ -53,13 +64,20 @@ class Window(Generic[T]):
             sendable.append(item)
         return sendable
 
+    def ask(self, size: int) -> int:
+        """Return how many bytes of credit the next message of send(), of *size* bytes, asks for."""
+        unasked = self._unasked + size
+        asked = unasked if unasked >= self.lump else 0
+        self._unasked = unasked - asked
+        return asked
+
     def remove_waiting(self) -> list[T]:
         waiting = [item for _, item in self._waiting]
         self._waiting.clear()
         return waiting
 
     def _fits(self, size: int) -> bool:
-        return self.outstanding <= SLACK or self.outstanding + size <= self.limit
+        return self.outstanding <= self.slack or self.outstanding + size <= self.limit
 
 
 class CreditAccumulator:

@@ -74,18 +74,17 @@ class _Queue(msgspec.Struct):
 
 
 class Mailbox:
-    """The messages that one worker has received and its user code has not, and the receives that wait for messages.
-
-    Attributes:
-        held: bytes of messages that wait for a receive.
-    """
+    """The messages that one worker has received and its user code has not, and the receives that wait for messages."""
 
     def __init__(self) -> None:
         self._queues: dict[Key, _Queue] = {}
         self._forgotten: Recent[Key, None] = Recent()
         self._gone: Recent[str, None] = Recent()
         self._count = 0
-        self.held = 0
+
+    def __len__(self) -> int:
+        """Return the number of messages that wait for a receive."""
+        return sum(len(queue.messages) for queue in list(self._queues.values()))
 
     def wants(self, key: Key, incarnation: str) -> bool:
         """Return False if a message must be dropped on arrival: its queue was forgotten, or its broadcast has ended.
@@ -120,7 +119,6 @@ class Mailbox:
         while later < len(queue.messages) and queue.messages[-1 - later].order > message.order:
             later += 1
         queue.messages.insert(len(queue.messages) - later, message)
-        self.held += message.size
         return None
 
     def posted(self, key: Key, receive: Posted) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
@@ -133,7 +131,6 @@ class Mailbox:
             if receive.incarnation in ("", message.incarnation):
                 stale = self._drop(queue, place) if place else []
                 queue.messages.popleft()
-                self.held -= message.size
                 self._drop_if_empty(key, queue)
                 return message, stale
         queue.receives.append(receive)
@@ -165,7 +162,6 @@ class Mailbox:
             queue = self._queues[key]
             for message in [message for message in queue.messages if message.incarnation == incarnation]:
                 queue.messages.remove(message)
-                self.held -= message.size
             self._drop_if_empty(key, queue)
         found = self._queues.get((name, ""))
         if found is None:
@@ -190,9 +186,7 @@ class Mailbox:
         return queue is not None and bool(queue.messages)
 
     def _drop(self, queue: _Queue, count: int) -> list[ArrivedMessage]:
-        dropped = [queue.messages.popleft() for _ in range(count)]
-        self.held -= sum(message.size for message in dropped)
-        return dropped
+        return [queue.messages.popleft() for _ in range(count)]
 
     def _drop_if_empty(self, key: Key, queue: _Queue) -> None:
         if not queue.messages and not queue.receives:

@@ -203,8 +203,9 @@ class Outbox:
                 message.waited_for(self.peer)
                 self._unacknowledged[number] = message
                 settle = None
+        credit = size if message.stream else self._window.ask(size)
         frame = frames.UserMessage(
-            self._id, number, self._name, self._worker_id, message.stream, size, message.transfer, unwritten
+            self._id, number, self._name, self._worker_id, message.stream, credit, message.transfer, unwritten
         )
         self.peer.post(frames.encode(frame), parts, now=now, alone=not message.stream)
         if message.on_sent is not None:

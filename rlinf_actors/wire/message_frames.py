@@ -73,7 +73,8 @@ class UserMessage(Frame, frozen=True, tag=20):
         src_id: id of the sending worker.
         stream: "" for `send`; for a broadcast, the name of its tree (messaging.addressing.stream_name), which all its
             members compute. Messages of one sender and stream stay in order.
-        size: bytes that the message takes of the sender's window; the receiver gives them back by Returned.
+        size: bytes of the sender's window that the receiver gives back by Returned when user code has the message:
+            those of this message, or of earlier ones too, or none (messaging.flow_control).
         transfer: the tensors that travel beside the message, None without tensors.
         unwritten: size of the last part in bytes if the sender still writes it (Written); 0 if all parts are complete.
             Only for receivers whose Memory has `pieces`. The receiver does not answer such a message with Held.

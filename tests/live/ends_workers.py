@@ -125,13 +125,13 @@ class Bounded(Talker):
     def done_count(self) -> int:
         return sum(work.done() for work in self.works)
 
-    def hold(self, size: int) -> int:
-        """Wait until that many bytes of messages are held."""
+    def hold(self, count: int) -> int:
+        """Wait until that many messages are held. Return how many there are."""
         assert self._context is not None
         messenger = self._context.messenger
         with self.changed:
-            self.changed.wait_for(lambda: messenger._mailbox.held >= size)
-        return messenger._mailbox.held
+            self.changed.wait_for(lambda: len(messenger._mailbox) >= count)
+        return len(messenger._mailbox)
 
     def take(self, count: int, group: str) -> int:
         return sum(int(self.recv(group, 0)[-1]) for _ in range(count))

@@ -95,9 +95,9 @@ class Talker(Worker):
         works = [self.recv(group, 0, async_op=True) for _ in range(count)]
         return [ended(work) for work in works]
 
-    def held_bytes(self) -> int:
+    def held_messages(self) -> int:
         assert self._context is not None
-        return self._context.messenger._mailbox.held
+        return len(self._context.messenger._mailbox)
 
     def give(self, value: Any, groups: Any, src: Any = None, **options: Any) -> Any:
         got = self.broadcast(value, groups=groups, src=src, **options)

@@ -44,7 +44,7 @@ class Traffic(Worker):
         if half:
             threading.Event().wait()
         assert self._context is not None
-        ended["held"] = self._context.messenger._mailbox.held
+        ended["held"] = len(self._context.messenger._mailbox)
         return ended
 
     def _run(self, ended: dict[str, Any], what: str, action: Any, name: str, count: int, seed: int) -> None:

@@ -208,7 +208,7 @@ async def test_a_members_death_fails_all_that_wait(world, victim):
     for member in members:
         if member.rank != victim:
             await died(member.broadcast("x", ALL), f"a:{victim}")
-            assert member.messenger._mailbox.held == 0
+            assert not len(member.messenger._mailbox)
             assert member.broadcaster._trees == {}
 
 
@@ -245,9 +245,9 @@ async def test_messages_of_an_ended_broadcast_are_dropped_and_credited(world):
     for _ in range(3):
         members[0].broadcast(bytearray(world.window), groups)
     await members[0].send("a:1", bytearray(world.window))
-    assert members[1].messenger._mailbox.held > world.window
+    assert len(members[1].messenger._mailbox) == 1
     assert len(await members[1].recv("a:0")) == world.window
-    assert members[1].messenger._mailbox.held == 0
+    assert not len(members[1].messenger._mailbox)
 
 
 async def test_messages_of_a_dead_source_are_dropped(world):
@@ -256,9 +256,9 @@ async def test_messages_of_a_dead_source_are_dropped(world):
     await everybody_meets(members, groups)
     members[0].broadcast(bytearray(300_000), groups)
     await settle()
-    assert members[1].messenger._mailbox.held > 300_000
+    assert len(members[1].messenger._mailbox) == 1
     world.die(members[0])
-    assert members[1].messenger._mailbox.held == 0
+    assert not len(members[1].messenger._mailbox)
     await died(members[1].broadcast(None, groups), "a:0")
 
 

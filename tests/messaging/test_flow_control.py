@@ -31,14 +31,22 @@ def test_a_message_larger_than_the_window_goes_alone():
     assert window.offer(10 * LIMIT, "large")
     assert not window.offer(1, "small")
     assert window.returned(10 * LIMIT) == ["small"]
-    assert not window.offer(LIMIT, "x") or window.outstanding <= LIMIT + SLACK
+    assert not window.offer(LIMIT, "x") or window.outstanding <= LIMIT + window.slack
 
 
-def test_unreturned_slack_blocks_no_item():
-    window, returns = Window(LIMIT), CreditAccumulator()
-    window.offer(SLACK - 1, "taken, not returned")
-    assert returns.taken("s", 1, SLACK - 1) == 0
+def test_bytes_that_no_credit_comes_for_block_no_item():
+    window = Window(LIMIT)
+    window.offer(window.lump - 1, "taken, and not asked for")
+    assert window.ask(window.lump - 1) == 0
+    window.offer(SLACK - 1, "taken, asked for, and kept back")
+    assert CreditAccumulator().taken("s", 1, SLACK - 1) == 0
     assert window.offer(10 * LIMIT, "large")
+
+
+def test_credit_is_asked_for_in_lumps_of_all_that_was_sent():
+    window = Window(LIMIT)
+    assert [window.ask(100 * KIB) for _ in range(5)] == [0, 0, 300 * KIB, 0, 0]
+    assert window.ask(LIMIT) == LIMIT + 200 * KIB
 
 
 def test_credit_returns_in_lumps_for_each_sender():
@@ -58,25 +66,34 @@ def test_waiting_items_are_removed_once():
     assert window.remove_waiting() == []
 
 
-@given(st.lists(st.integers(1, 3 * LIMIT), max_size=40), st.randoms(use_true_random=False))
-def test_every_item_is_sent_in_order_and_within_the_bound(sizes, random):
-    """A sender and a receiver that takes at random: no deadlock, no overtaking, bounded memory."""
+@given(
+    st.lists(st.integers(1, 3 * LIMIT), max_size=40), st.sampled_from([0, 0.5, 1]), st.randoms(use_true_random=False)
+)
+def test_every_item_is_sent_in_order_and_within_the_bound(sizes, own, random):
+    """A sender and a receiver that takes at random: no deadlock, no overtaking, bounded memory.
+
+    *own*: share of the messages that ask for their own bytes, as those of broadcasts and of older senders do.
+    """
     window, returns = Window(LIMIT), CreditAccumulator()
     arrived, taken = deque(), []
+
+    def send(n, size):
+        arrived.append((n, size, size if random.random() < own else window.ask(size)))
+
     offers = deque(enumerate(sizes))
     while offers or len(taken) < len(sizes):
         if offers and (random.random() < 0.6 or not arrived):
             n, size = offers.popleft()
             if window.offer(size, (n, size)):
-                arrived.append((n, size))
+                send(n, size)
         else:
             assert arrived, "the sender waits, and the receiver has nothing to take"
-            n, size = arrived.popleft()
+            n, _, credit = arrived.popleft()
             taken.append(n)
-            back = returns.taken("sender", 1, size)
-            if back:
-                arrived.extend(window.returned(back))
-        assert sum(size for _, size in arrived) <= max(LIMIT, SLACK + max(sizes))
+            back = returns.taken("sender", 1, credit)
+            for item in window.returned(back) if back else ():
+                send(*item)
+        assert sum(size for _, size, _ in arrived) <= max(LIMIT, window.slack + max(sizes))
     assert taken == list(range(len(sizes)))
 
 
