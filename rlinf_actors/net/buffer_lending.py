@@ -73,7 +73,7 @@ class Lending:
     """Lends large parts of one connection's messages to the peer in shared memory, and opens the parts that the peer
     lends.
 
-    `pack` and `store` may be called on any thread, the other methods on the loop's thread only.
+    `pack`, `store` and `dropped` may be called on any thread, the other methods on the loop's thread only.
 
     Args:
         arena: this process's shared memory; None to neither lend nor borrow.

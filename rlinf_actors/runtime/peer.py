@@ -413,7 +413,7 @@ class Peer:
         elif isinstance(frame, LISTENED):
             safe = self._listeners.anywhere(frame.id)
         else:
-            safe = any_thread(self.pending, frame) and not self._withheld.create
+            safe = type(frame) is frames.Dropped or (any_thread(self.pending, frame) and not self._withheld.create)
         if not safe:
             return False
         self._handling = frame

@@ -248,6 +248,12 @@ async def test_listeners_and_watchers_do_not_count_as_open_calls(peer, worker):
     assert gone == [error, error]
 
 
+async def test_memory_that_the_worker_has_dropped_is_freed_by_the_thread_that_reads(peer):
+    peer.lending._lent[7] = b"large"
+    assert peer._received_anywhere(b"", frames.encode(frames.Dropped([7])), [])
+    assert not peer.lending.lent_bytes
+
+
 async def test_first_message_requests_the_link_once(network, worker):
     asked = []
     peer = Peer(network, "driver:x", "g:0", 0, "node0", lambda _: asked.append(1))
