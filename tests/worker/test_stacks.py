@@ -15,7 +15,7 @@ import pytest
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.messaging.blocking_receive import BlockingReceive
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise
-from rlinf_actors.wire.stack_values import MAX_FRAMES, MAX_STACKS, STACK_BYTES, WorkerStacks
+from rlinf_actors.wire.stack_values import MAX_FRAMES, MAX_STACKS, STACK_BYTES, Wait, WorkerStacks
 from rlinf_actors.wire.template_protocol import MAX_PACKET, StacksShown, decode_to_agent, encode
 from rlinf_actors.worker.executors import Activity
 from rlinf_actors.worker.invocation import own_steps
@@ -56,6 +56,12 @@ def waiting(
     thread.join()
 
 
+def wait_of(shown: WorkerStacks, where: str = "waits") -> Wait:
+    """The wait of one thread or task; threads that other tests have left may wait too."""
+    (wait,) = [wait for wait in shown.waits if wait.where == where]
+    return wait
+
+
 def functions(shown: WorkerStacks, name: str) -> list[str]:
     (stack,) = [stack for stack in shown.stacks if stack.name == name]
     return [frame.function for frame in stack.frames]
@@ -64,7 +70,7 @@ def functions(shown: WorkerStacks, name: str) -> list[str]:
 def test_the_main_thread_is_first_and_the_calling_thread_is_left_out():
     shown = from_a_thread()
     assert shown.stacks[0].name == "MainThread"
-    assert shown.stacks[0].frames[-1].function.endswith(("wait", "join", "_wait_for_tstate_lock"))
+    assert any(frame.function == "from_a_thread" for frame in shown.stacks[0].frames)
     assert not any("worker_stacks" in frame.function for stack in shown.stacks for frame in stack.frames)
     assert (shown.id, shown.method, shown.queued) == ("w", "step", 2)
     assert shown.call_s > 0
@@ -74,18 +80,17 @@ def test_a_thread_that_waits_says_for_what_and_for_whom():
     future = BlockingReceive("recv() from env:1", ("env:1", ""))
     with waiting(future, future.wait):
         shown = now()
-    (wait,) = shown.waits
-    assert (wait.what, wait.on, wait.where, wait.blocks, wait.limit_s) == (
-        "recv() from env:1", ["env:1"], "waits", False, 0.0,
-    )  # fmt: skip
+    wait = wait_of(shown)
+    assert (wait.what, wait.on, wait.blocks, wait.limit_s) == ("recv() from env:1", ["env:1"], False, 0.0)
     assert 0 <= wait.seconds < 100
-    assert [name.rpartition(".")[2] for name in functions(shown, "waits")][-2:] == ["wait", "_block_until_done"]
+    names = [name.rpartition(".")[2] for name in functions(shown, "waits")]
+    assert names[names.index("_block_until_done") - 1] == "wait"  # it may still be on its way into the kernel
 
 
 def test_a_wait_with_a_time_limit_says_the_limit():
     work: AsyncWork = AsyncWork("send() to env:2")
     with waiting(work, lambda: work.wait(500.0)):
-        (wait,) = now().waits
+        wait = wait_of(now())
     assert (wait.on, wait.limit_s) == (["env:2"], 500.0)
 
 
@@ -93,7 +98,7 @@ def test_a_wait_for_what_comes_after_another_work_is_one_for_that_work():
     source = BlockingReceive("recv() from env:3", ("env:3", ""))
     mapped = AsyncWork.made_of(source, lambda message: message, "all parts")
     with waiting(mapped, mapped.wait):
-        (wait,) = now().waits
+        wait = wait_of(now())
     assert (wait.what, wait.on) == ("recv() from env:3", ["env:3"])
     source._finish(None)
 
@@ -108,7 +113,7 @@ def test_a_call_waits_for_the_ranks_that_have_not_answered():
             call.wait()
 
     with waiting(call, wait):
-        (found,) = now().waits
+        found = wait_of(now())
     assert (found.what, found.on) == ("step() of actor:0, actor:2", ["actor:0", "actor:2"])
 
 
@@ -131,8 +136,8 @@ async def test_tasks_are_shown_with_their_await_chains_and_waits():
     assert [name.rpartition(".")[2] for name in functions(shown, "first")] == [
         "outer", "own_steps", "inner", "__await__",
     ]  # fmt: skip
-    (wait,) = shown.waits
-    assert (wait.what, wait.where, wait.blocks) == ("get() from channel 'rollouts'", "first", False)
+    wait = wait_of(shown, "first")
+    assert (wait.what, wait.blocks) == ("get() from channel 'rollouts'", False)
     (alike,) = [stack for stack in shown.stacks if stack.name.startswith("idle-")]
     assert (alike.count, alike.is_task) == (3, True)
     promise.resolve(None)
@@ -208,10 +213,10 @@ def test_a_deep_stack_is_shown_with_its_ends():
     thread.join()
     (stack,) = [stack for stack in shown.stacks if stack.name == "deep"]
     assert len(stack.frames) == MAX_FRAMES
-    gaps = [frame.function for frame in stack.frames if not frame.file]
-    assert len(gaps) == 1
-    assert "frames are left out" in gaps[0]
-    assert stack.frames[-1].function.endswith("wait")
+    (gap,) = [number for number, frame in enumerate(stack.frames) if not frame.file]
+    assert "frames are left out" in stack.frames[gap].function
+    assert stack.frames[0].function.endswith("_bootstrap")
+    assert any(frame.function.endswith("descend") for frame in stack.frames[gap:])
 
 
 async def test_the_stacks_of_many_tasks_fit_into_a_packet():
