@@ -137,7 +137,8 @@ def test_tree_of_a_user_is_removed_however_deep_it_is(monkeypatch):
     account = pwd.struct_passwd(("lab", "x", 61021, 61030, "", "/", "/bin/sh"))
     monkeypatch.setattr(users.pwd, "getpwnam", lambda name: account)
     monkeypatch.setattr(users.os, "getgrouplist", lambda name, gid: [gid])
-    place = tempfile.mkdtemp(dir="/dev/shm")  # the usual run directory, /run, is of memory too
+    monkeypatch.setattr(users, "REMOVE_S", 100.0)  # the usual run directory is of memory, and this one on a disk
+    place = tempfile.mkdtemp()
     try:
         os.chmod(place, 0o711)
         kept = Path(place, "kept")
