@@ -46,8 +46,8 @@ class LoneWorker:
     def submit(self, invocation: Any) -> None:
         self.world.loop.call_later(self.world.rng.uniform(0, 0.05), self._run, invocation)
 
-    def idle(self) -> bool:
-        return True
+    def waiting(self) -> int:
+        return 0
 
     def _run(self, invocation: Any) -> None:
         if self.running:
