@@ -238,7 +238,7 @@ class Lanes:
         if found is None:
             return False
         self._report(found, text)
-        self.end(found, lambda: _lane_error(found, text))
+        self.end(found, lambda: lane_error(found.lane.name, found.backend, str(found.lane.error or text)))
         return True
 
     def end(self, lane: OpenLane, error: Callable[[], Exception]) -> None:
@@ -265,17 +265,13 @@ class Lanes:
             lane.report(text)
 
 
-def _lane_error(lane: OpenLane, theirs: str) -> RlinfActorsError:
-    """Return the error of a transfer whose lane failed although both workers are alive.
-
-    *theirs* is the reason that the other worker reported; it is used if this worker found no error.
-    """
-    ours = str(lane.lane.error) if lane.lane.error is not None else theirs
-    lines = [line for line in ours.splitlines() if line.strip()]
+def lane_error(name: str, backend: str, reason: str) -> RlinfActorsError:
+    """Return the error of a transfer whose lane failed although both workers are alive, by its name and *reason*."""
+    lines = [line for line in reason.splitlines() if line.strip()]
     why = lines[0].rstrip(".") if lines else "the other side closed it"
-    setting = group_facts(lane.backend).log_setting
+    setting = group_facts(backend).log_setting
     return RlinfActorsError(
-        f"the lane from {lane.lane.name} ({lane.backend}) failed: {why}. If it says no more, look at "
-        f"{lane.backend}'s own log{f' ({setting})' if setting else ''}, at RLINF_COMM_NET_DEVICES, or send by another "
+        f"the lane from {name} ({backend}) failed: {why}. If it says no more, look at "
+        f"{backend}'s own log{f' ({setting})' if setting else ''}, at RLINF_COMM_NET_DEVICES, or send by another "
         f"path: RLINF_ACTORS_PATHS=accelerator=staged"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors import exhaustion
@@ -17,7 +17,8 @@ from rlinf_actors.errors import CallTimeoutError, PeerDiedError
 from rlinf_actors.messaging import cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error
 from rlinf_actors.messaging.lane_store import BY_LINK, LaneStore
-from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
+from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane, lane_error
+from rlinf_actors.messaging.mailbox import Recent
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions, Wire
 from rlinf_actors.messaging.tensor_transfer import (
     DetachedTensors,
@@ -263,6 +264,7 @@ class TensorReceiver:
         self._reply = reply
         self._senders = senders
         self._lanes = Lanes()
+        self._ended: Recent[Hashable, str] = Recent()  # lanes whose senders have said why they end
 
     def handle(self, link: bytes, frame: frames.AnyFrame, _parts: list[Buffer]) -> None:
         """Handle a sender's question which transfers are supported (Ask), its report of a failed lane (LaneEnded), or
@@ -274,11 +276,12 @@ class TensorReceiver:
             self._asked(link, frame)
         elif isinstance(frame, frames.LaneKey):
             self._lanes.key_arrived((link, frame.id, frame.lane), frame.key, frame.value)
-        elif isinstance(frame, frames.LaneEnded) and not self._lanes.other_end_closed(
-            (link, frame.id, frame.lane), frame.text
-        ):
-            # a lane that is not known here: its sender waits for the answer all the same
-            self._reply(link, frames.LaneEnded(frame.id, frame.lane, self._endpoint.worker_id, frame.text))
+        elif isinstance(frame, frames.LaneEnded):
+            key = (link, frame.id, frame.lane)
+            self._ended[key] = frame.text
+            if not self._lanes.other_end_closed(key, frame.text):
+                # a lane that is not known here: its sender waits for the answer all the same
+                self._reply(link, frames.LaneEnded(frame.id, frame.lane, self._endpoint.worker_id, frame.text))
 
     def _asked(self, link: bytes, ask: frames.Ask) -> None:
         def answer() -> None:  # may load torch and start CUDA: not on the loop's thread
@@ -315,8 +318,13 @@ class TensorReceiver:
 
         Loop thread only.
         """
-        if any(header.path == routes.LANE for header in incoming.transfer.tensors):
-            incoming.join(self._lane(link, frame, incoming.transfer), self._lanes.broke)
+        transfer = incoming.transfer
+        if any(header.path == routes.LANE for header in transfer.tensors):
+            why = self._ended.get((link, transfer.sender, transfer.lane))
+            if why is None:
+                incoming.join(self._lane(link, frame, transfer), self._lanes.broke)
+            else:  # sent before our answer came: nobody would be at the other end of a new lane
+                incoming.fail(lane_error(f"{frame.src} to {self._endpoint.name}", transfer.backend, why))
 
     def lent_here(self, sender_id: int, number: int) -> Any:
         """Return the tensors of a message that this worker sent to itself, which are used in place.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -157,6 +158,29 @@ async def test_lane_that_breaks_at_a_relay_fails_one_broadcast_and_the_next_one_
     for _ in range(3):
         found = await outcomes(members, lanes.value)
     assert not any(isinstance(one, Exception) for one in found)
+
+
+@pytest.mark.torch
+async def test_tensor_by_a_lane_that_its_receiver_has_ended_fails_at_once(lanes, monkeypatch):
+    """The sender goes on with a lane that it has reported until the receiver's answer comes."""
+    members = lanes.launch("a", 5, NODES)
+    await outcomes(members, lanes.value)
+    sender = members[1].messenger.tensor_sender(members[1].known["a"].peers[2])
+    (lane,) = sender._lanes._lanes.values()
+    answers, closed = [], sender._lanes.other_end_closed
+    monkeypatch.setattr(sender._lanes, "other_end_closed", lambda *answer: answers.append(answer) or True)
+    lane.lane._fail(RuntimeError("the network card is gone"))
+    await settle()
+    assert answers
+    works = [member.broadcast(lanes.value if member.rank == 0 else None, ALL) for member in members]
+    with pytest.raises(RlinfActorsError, match=r"the lane from a:1 to a:2 .* failed: the network card is gone"):
+        await asyncio.to_thread(works[2].wait, 10)
+    monkeypatch.undo()
+    closed(*answers[0])
+    for work in works[:2]:
+        with contextlib.suppress(RlinfActorsError):
+            await asyncio.to_thread(work.wait, 10)
+    assert not any(isinstance(one, Exception) for one in await outcomes(members, lanes.value))
 
 
 @pytest.mark.torch
