@@ -45,9 +45,9 @@ def fingerprint(paths: Sequence[str], modules: Iterable[str] = (), looks: Looks 
     looks = looks or Looks()
     names = dict.fromkeys((PACKAGE, *(module.partition(".")[0] for module in modules)))
     places = [*paths, *(source for path in paths if _is_site(path) for source in _editable(path, looks))]
-    found = hashlib.sha256()
+    found, walked = hashlib.sha256(), set[str]()
     for place in dict.fromkeys(map(os.path.normpath, places)):
-        for line in _distributions(place, looks) if _is_site(place) else _sources(place, names, looks):
+        for line in _distributions(place, looks) if _is_site(place) else _sources(place, names, looks, walked):
             found.update(line.encode(errors="surrogateescape") + b"\n")
     return found.hexdigest()[:32]
 
@@ -58,28 +58,29 @@ def _is_site(path: str) -> bool:
 
 def _distributions(site: str, looks: Looks) -> Iterator[str]:
     yield site
-    for name in _names(site, looks):
-        if name.endswith(_RECORDS):
-            yield f"{name} {_changed(os.path.join(site, name))}"
+    for entry in _entries(site, looks):
+        if entry.name.endswith(_RECORDS):
+            yield f"{entry.name} {_changed(entry.path)}"
 
 
 def _editable(site: str, looks: Looks) -> Iterator[str]:
     """Yield the directories that .pth and .egg-link files in *site*, a site-packages directory, add to sys.path."""
-    for name in _names(site, looks):
-        if not name.endswith((".pth", ".egg-link")):
+    for entry in _entries(site, looks):
+        if not entry.name.endswith((".pth", ".egg-link")):
             continue
         try:
-            with open_regular(os.path.join(site, name)) as file:  # a user's, and a FIFO there would stop agentd
+            with open_regular(entry.path) as file:  # a user's, and a FIFO there would stop agentd
                 lines = file.read(65536).decode(errors="replace").splitlines()
         except (OSError, ConfigError):
             continue
         yield from (os.path.join(site, line.strip()) for line in lines if not line.startswith(("#", "import", "\n")))
 
 
-def _sources(place: str, names: Iterable[str], looks: Looks) -> Iterator[str]:
+def _sources(place: str, names: Iterable[str], looks: Looks, walked: set[str]) -> Iterator[str]:
     """Yield a line for each source file in *place* of the modules *names*, with its modification time.
 
-    For a module that is a link into site-packages, yield lines for the distributions there instead.
+    For a module that is a link into site-packages, yield lines for the distributions there instead. *walked* has the
+    directories that need no second look, since several places have links to them; this function adds to it.
     """
     for name in names:
         directory = os.path.realpath(os.path.join(place, name))
@@ -88,30 +89,40 @@ def _sources(place: str, names: Iterable[str], looks: Looks) -> Iterator[str]:
         if not os.path.isdir(directory):
             continue
         yield directory
+        if directory in walked:
+            continue
+        walked.add(directory)
         if _is_site(os.path.dirname(directory)):
             yield from _distributions(os.path.dirname(directory), looks)
             continue
         left, inner = _MAX_FILES, [directory]
         while inner:
-            parent = inner.pop()
-            for file in _names(parent, looks):
-                path = os.path.join(parent, file)
-                if file.endswith((".py", ".so")):
+            for entry in _entries(inner.pop(), looks):
+                if entry.name.endswith((".py", ".so")):
                     if left > 0:
-                        yield f"{file} {_changed(path)}"
+                        yield f"{entry.name} {_changed(entry.path)}"
                     left -= 1
-                elif file != "__pycache__" and os.path.isdir(path) and not os.path.islink(path):
-                    inner.append(path)
+                elif entry.name != "__pycache__" and _is_directory(entry):
+                    inner.append(entry.path)
 
 
-def _names(directory: str, looks: Looks) -> list[str]:
+def _entries(directory: str, looks: Looks) -> list[os.DirEntry[str]]:
+    """Return the entries of *directory* by name."""
     try:
         with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in itertools.islice(entries, looks.left))
+            found = sorted(itertools.islice(entries, looks.left), key=lambda entry: entry.name)
     except OSError:
         return []
-    looks.left -= len(names)
-    return names
+    looks.left -= len(found)
+    return found
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return True for a directory, False for a link to one. Most file systems say it without a stat call."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _changed(path: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_actors import installed
 from rlinf_actors.installed import Looks, fingerprint
 
 
@@ -54,6 +55,20 @@ def test_other_code_has_another_fingerprint(site, change):
     assert fingerprint([str(site)]) == before
     change(site)
     assert fingerprint([str(site)]) != before
+
+
+def test_each_source_is_looked_at_once_although_two_places_lead_to_it(site, tmp_path, monkeypatch):
+    """The run directory of an agentd has a link to the package that it runs."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "rlinf_actors").symlink_to(tmp_path / "src" / "rlinf_actors")
+    looked: list[str] = []
+    changed = installed._changed
+    monkeypatch.setattr(installed, "_changed", lambda path: looked.append(path) or changed(path))
+    places = [str(site), str(tmp_path / "pkg")]
+    before = fingerprint(places)
+    assert [path for path in looked if path.endswith(".py")] == [f"{tmp_path}/src/rlinf_actors/worker/template.py"]
+    edit(site)
+    assert fingerprint(places) != before
 
 
 def test_a_fifo_in_a_users_packages_does_not_stop_agentd(site):
