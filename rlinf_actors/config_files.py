@@ -28,7 +28,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
         ConfigError: it is a FIFO, a device or a directory.
         OSError: it cannot be opened.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # nobody may write to a FIFO
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO waits for its writer
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ConfigError("is not a regular file", path=os.fspath(path))

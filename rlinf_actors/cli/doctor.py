@@ -369,7 +369,7 @@ def _keeper_of(agentd: int) -> int | None:
 
 @dataclass(frozen=True)
 class HeadAnswer:
-    """What the head says; or why it cannot be used, and what to do about that ("" to start the head)."""
+    """The head's answer. Without one, `error` says why, and `fix` what to do ("": start the head)."""
 
     version: str = ""
     error: str = ""

@@ -11,13 +11,19 @@ from typing import Any
 
 import click
 
-from rlinf_actors.cli.output import Amount, echo, json_option, note, plain, show_fields, show_json, show_table
-from rlinf_actors.cli.queries import ask_head, head_option, status_of
-from rlinf_actors.cli.views import ANSWER_S, check_ends_groups, driver_dict, group_dict
+from rlinf_actors.cli.output import echo, json_option, note, plain, show_fields, show_json, show_table
+from rlinf_actors.cli.queries import head_option, status_of
+from rlinf_actors.cli.views import (
+    check_ends_groups,
+    driver_dict,
+    end_group,
+    grace_option,
+    group_dict,
+    reason_option,
+)
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.durations import duration
-from rlinf_actors.security.keyfile import who
-from rlinf_actors.wire.client_messages import Done, EndGroup, Status
+from rlinf_actors.wire.client_messages import Status
 
 
 @click.group()
@@ -66,36 +72,27 @@ def show(name: str, head: str | None, as_json: bool) -> None:
 
 @job.command()
 @click.argument("name")
-@click.option(
-    "--grace",
-    "grace_s",
-    type=Amount(min=0.0),
-    default=5.0,
-    metavar="SECONDS",
-    help="Time between SIGTERM and SIGKILL (default 5).",
-)
-@click.option("--reason", default="", metavar="TEXT", help="Shown to callers of the groups.")
+@grace_option
+@reason_option
 @head_option
 def stop(name: str, grace_s: float, reason: str, head: str | None) -> None:
     """End all groups of a job, and wait until their workers have ended. Its drivers go on."""
     endpoint, status = status_of(head)
     check_ends_groups(status)
     found = find_job(jobs_of(status), name)
+    groups = [group for group in status.groups if group.namespace == name]
     failed = 0
-    for group in found["groups"]:
+    for group in groups:
         try:
-            order = EndGroup(name, group["name"], grace_s, who(), reason)
-            ask_head(endpoint, order, Done, grace_s + ANSWER_S)
+            end_group(endpoint, group, grace_s, reason)
         except RlinfActorsError as error:
             failed += 1
-            echo(f"group {plain(group['name'])} of job {plain(name)} has not ended: {plain(str(error))}", err=True)
-        else:
-            note(f"group {group['name']} of job {name} has ended")
+            echo(f"group {plain(group.name)} of job {plain(name)} has not ended: {plain(str(error))}", err=True)
     for driver in found["drivers"]:
         note(f"its driver goes on, and may launch again: {_driver_line(driver, status.at)}")
     if failed:
-        raise RlinfActorsError(f"{failed} of {len(found['groups'])} groups of job {name!r} have not ended (above)")
-    if not found["groups"]:
+        raise RlinfActorsError(f"{failed} of {len(groups)} groups of job {name!r} have not ended (above)")
+    if not groups:
         note(f"job {name} has no group")
 
 

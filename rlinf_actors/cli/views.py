@@ -209,6 +209,17 @@ ENDS_GROUPS = 7
 """First protocol version in which a head can end a group by its name."""
 
 
+grace_option = click.option(
+    "--grace",
+    "grace_s",
+    type=Amount(min=0.0),
+    default=5.0,
+    metavar="SECONDS",
+    help="Time between SIGTERM and SIGKILL (default 5).",
+)
+reason_option = click.option("--reason", default="", metavar="TEXT", help="Shown to callers of the group.")
+
+
 @click.group(invoke_without_command=True)
 @head_option
 @json_option
@@ -257,15 +268,8 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 @groups.command()
 @click.argument("name")
 @click.option("--namespace", metavar="NS", help="Namespace of the group; needed if several groups have that name.")
-@click.option(
-    "--grace",
-    "grace_s",
-    type=Amount(min=0.0),
-    default=5.0,
-    metavar="SECONDS",
-    help="Time between SIGTERM and SIGKILL (default 5).",
-)
-@click.option("--reason", default="", metavar="TEXT", help="Shown to callers of the group.")
+@grace_option
+@reason_option
 @head_option
 @click.pass_obj
 def stop(
@@ -274,9 +278,13 @@ def stop(
     """End a group, detached or not, and wait until its workers have ended."""
     endpoint, status = status_of(head or group_head)
     check_ends_groups(status)
-    chosen = find_group(status.groups, name, namespace)
-    ask_head(endpoint, EndGroup(chosen.namespace, name, grace_s, who(), reason), Done, grace_s + ANSWER_S)
-    note(f"group {name} of namespace {chosen.namespace} has ended")
+    end_group(endpoint, find_group(status.groups, name, namespace), grace_s, reason)
+
+
+def end_group(endpoint: str, group: GroupState, grace_s: float, reason: str) -> None:
+    """Have the head end a group, and say when it has ended."""
+    ask_head(endpoint, EndGroup(group.namespace, group.name, grace_s, who(), reason), Done, grace_s + ANSWER_S)
+    note(f"group {group.name} of namespace {group.namespace} has ended")
 
 
 def check_ends_groups(status: Status) -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import sys
 import time
 
 from rlinf_actors.procfs import stat
+from rlinf_actors.security.keyfile import user
 from rlinf_actors.wire.program import Program
 
 
 def this_program() -> Program:
     """Return who runs what in this process. Any thread."""
     name = socket.gethostname()
-    return Program(_user()[:256], name[:256], _script()[-4096:], _started())
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's uid may have no name
-        return f"uid {os.geteuid()}"
+    return Program(user()[:256], name[:256], _script()[-4096:], _started())
 
 
 def _script() -> str:

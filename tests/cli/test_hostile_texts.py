@@ -57,6 +57,11 @@ VERBS = [
     ("node", "drain", NAME),
     ("groups", "stop", NAME),
     ("groups", "stop", "other"),
+    ("job", "list"),
+    ("job", "show", NAME),
+    ("job", "stop", NAME),
+    ("stack", NAME),
+    ("stack", "--all"),
     ("keys", "list", "--all"),
     ("keys", "revoke", NAME),
     ("keys", "enroll", "gpu-1"),
@@ -194,6 +199,20 @@ def unsafe(text: str) -> list[str]:
     return re.findall(r"\x1b(?!\[[01]m)|[^\x20-\x7e\xa0-\uffff\n\r\x1b]|[\u202a-\u202e]", text)
 
 
+async def harmless(verbs: list[list[str]], head: str) -> dict[int, str]:
+    """Run the commands on a terminal, and return what each printed, in which nothing may act on the terminal."""
+    out = await on_terminal(
+        [sys.executable, "-c", RUN, json.dumps(verbs)],
+        RLINF_HEAD=head, COLUMNS="4000", TERM="xterm-256color", NO_COLOR="1",
+    )  # fmt: skip
+    assert "Traceback" not in out
+    said = dict(enumerate(out.split("VERB ")[1:]))
+    assert len(said) == len(verbs), out[-2000:]
+    for number, text in said.items():
+        assert not unsafe(text), (verbs[number], text)
+    return said
+
+
 async def test_no_verb_passes_escape_sequences_on(head, tmp_path):
     conf = tmp_path / "conf.yaml"
     groups = "[{label: all, node_ranks: 0}]"
@@ -202,15 +221,7 @@ async def test_no_verb_passes_escape_sequences_on(head, tmp_path):
     verbs = [[str(conf) if word == "CONF" else word for word in verb] for verb in VERBS]
     both = [*verbs, *([*verb, "--json"] for verb in verbs)] * 2  # each gets answers and refusals
     both.append(["doctor"])  # takes a second
-    out = await on_terminal(
-        [sys.executable, "-c", RUN, json.dumps(both)],
-        RLINF_HEAD=head, COLUMNS="4000", TERM="xterm-256color", NO_COLOR="1",
-    )  # fmt: skip
-    assert "Traceback" not in out
-    said = dict(enumerate(out.split("VERB ")[1:]))
-    assert len(said) == len(both), out[-2000:]
-    for number, text in said.items():
-        assert not unsafe(text), (both[number], text)
+    said = await harmless(both, head)
     escaped = {both[number][0] for number, text in said.items() if r"\x1b[2J" in text or r"\u001b[2J" in text}
     assert escaped >= {verb[0] for verb in verbs} - {"units"}, "the texts did come"
 
@@ -280,15 +291,7 @@ def hostile_keys(place: Path, address: str) -> tuple[list[list[str]], list[str]]
 async def test_no_command_about_keys_passes_escape_sequences_on(head, keyed_head, tmp_path):
     verbs, tokens = hostile_keys(tmp_path, keyed_head)
     both = [*verbs, *([*verb, "--json"] for verb in verbs)]
-    out = await on_terminal(
-        [sys.executable, "-c", RUN, json.dumps(both)],
-        RLINF_HEAD=head, COLUMNS="4000", TERM="xterm-256color", NO_COLOR="1",
-    )  # fmt: skip
-    assert "Traceback" not in out
-    said = dict(enumerate(out.split("VERB ")[1:]))
-    assert len(said) == len(both), out[-2000:]
-    for number, text in said.items():
-        assert not unsafe(text), (both[number], text)
+    said = await harmless(both, head)
     escaped = {both[number][1] for number, text in said.items() if r"\x1b[2J" in text.partition("\n")[2]}
     assert escaped >= {"rotate", "trust", "join", "enroll"}, "the texts did come"
     for token in (*tokens, CLEAR):

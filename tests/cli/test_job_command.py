@@ -125,8 +125,8 @@ def test_a_job_is_shown_and_ended_while_its_driver_goes_on(local_cluster, monkey
         assert f"({driver['text']} on {driver['hostname']}), process {os.getpid()}" in capsys.readouterr().out
         assert app.run(["job", "stop", "cell", "--reason", "lunch"]) == 0
         said = capsys.readouterr().err
-        assert "group left of job cell has ended" in said
-        assert "group right of job cell has ended" in said
+        assert "group left of namespace cell has ended" in said
+        assert "group right of namespace cell has ended" in said
         assert f"its driver goes on, and may launch again: {driver['text']}" in said
         with pytest.raises(GroupClosedError, match="ended it: lunch"):
             group.pid().wait()
