@@ -1,4 +1,4 @@
-"""What `rlinf-actors stack` says about the answers of workers: equal stacks once, and cycles of waits. Pure."""
+"""The texts of `rlinf-actors stack`: equal stacks once, and cycles of waits. Pure."""
 
 from __future__ import annotations
 
