@@ -11,7 +11,7 @@ from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli.output import mib
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.head.key_registry import WARNINGS_S
-from rlinf_actors.model.durations import duration
+from rlinf_actors.model.readable import duration
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 

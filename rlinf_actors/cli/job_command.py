@@ -22,7 +22,7 @@ from rlinf_actors.cli.views import (
     reason_option,
 )
 from rlinf_actors.errors import RlinfActorsError, UsageError
-from rlinf_actors.model.durations import duration
+from rlinf_actors.model.readable import duration
 from rlinf_actors.wire.client_messages import Status
 
 

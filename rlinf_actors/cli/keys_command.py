@@ -34,7 +34,7 @@ from rlinf_actors.cli.output import (
 from rlinf_actors.cli.queries import head_option
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.key_registry import TOKEN_S, ends_at
-from rlinf_actors.model.durations import duration
+from rlinf_actors.model.readable import duration
 from rlinf_actors.net import enrolment
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.socket_security import is_loopback

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+import graphlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from rlinf_actors.model.durations import duration
+from rlinf_actors.model.readable import duration, ranges
 from rlinf_actors.wire.stack_values import Stack, Wait, WorkerStacks
 
 MAX_WAIT_LINES = 16
@@ -124,33 +124,18 @@ def _targets(waits: Iterable[Wait], deadlock: bool) -> dict[str, Wait]:
 
 
 def _rings(graph: Mapping[str, Mapping[str, Wait]]) -> Iterator[list[str]]:
-    """Yield cycles of *graph* that have no node in common, each a shortest one of its first node."""
-    left = dict.fromkeys(graph)
-    while True:  # without the nodes that wait for none that is left, each node is in a cycle or leads to one
-        idle = [name for name in left if not any(to in left for to in graph[name])]
-        if not idle:
-            break
-        for name in idle:
-            del left[name]
-    while left:
-        first = next(iter(left))
-        before: dict[str, str] = {}
-        queue = deque([first])
-        while queue and first not in before:
-            name = queue.popleft()
-            for to in graph[name]:
-                if to in left and to not in before:
-                    before[to] = name
-                    queue.append(to)
-        if first not in before:  # it only leads to a cycle
-            del left[first]
-            continue
-        ring = [before[first]]
-        while ring[-1] != first:
-            ring.append(before[ring[-1]])
-        yield ring[::-1]
-        for name in ring:
-            del left[name]
+    """Yield cycles of *graph* that have no node in common."""
+    left = dict(graph)
+    while True:
+        try:
+            graphlib.TopologicalSorter(left).prepare()
+        except graphlib.CycleError as error:
+            ring: list[str] = error.args[1][:0:-1]  # from each node to the one that it waits for; the first came twice
+            yield ring
+            for name in ring:
+                del left[name]
+        else:
+            return
 
 
 # --- workers with equal stacks ---
@@ -170,7 +155,7 @@ def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
     first = some[0]
     nodes = dict.fromkeys(one.node for one in some)
     where = f"on {', '.join(nodes)}" if len(nodes) < 4 else f"on {len(nodes)} nodes"
-    head = f"{first.group}:{ranks(one.rank for one in some)} of job {first.job}, {where}: "
+    head = f"{first.group}:{ranges(one.rank for one in some)} of job {first.job}, {where}: "
     if first.answer.fault:
         yield f"{head}no answer: {first.answer.fault}"
         return
@@ -193,7 +178,7 @@ def _wait_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
         if number == MAX_WAIT_LINES:
             yield f"  and {len(found) - number} other waits"
             return
-        who = f"{some[0].group}:{ranks(rank for rank, _ in waiting)} " if len(some) > 1 else ""
+        who = f"{some[0].group}:{ranges(rank for rank, _ in waiting)} " if len(some) > 1 else ""
         yield f"  {who}waits in {what} for {duration(max(age for _, age in waiting))}{place and f' ({place})'}"
 
 
@@ -210,14 +195,3 @@ def _begin(stack: Stack) -> int:
     while begin < len(stack.frames) - 1 and stack.frames[begin].file.endswith(_RUNTIME):
         begin += 1
     return begin
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Return numbers as text: "0-3,7"."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

@@ -29,7 +29,7 @@ from rlinf_actors.cli.output import (
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging.routes import COLUMNS, lines
-from rlinf_actors.model.durations import duration
+from rlinf_actors.model.readable import duration
 from rlinf_actors.net.host import host_key
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings

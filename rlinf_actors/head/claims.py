@@ -16,7 +16,7 @@ import msgspec
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Group, Index, Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
-from rlinf_actors.model.durations import duration
+from rlinf_actors.model.readable import duration
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import Claim, LeaseState

@@ -6,12 +6,11 @@ other messages.
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Iterable
 
 from rlinf_actors.head.commands import LogEvent
 from rlinf_actors.head.event_log import level
+from rlinf_actors.model.readable import ranges
 
 log = logging.getLogger("rlinf_actors.head")
 
@@ -57,12 +56,3 @@ def _alike(event: LogEvent, first: LogEvent) -> bool:
         and event.namespace == first.namespace
         and event.exit == first.exit
     )
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as people write them: ``0-3, 7``."""
-    parts = []
-    for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda at: at[1] - at[0]):
-        found = [number for _, number in run]
-        parts.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
-    return ", ".join(parts)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from rlinf_actors.model.durations import duration
+from rlinf_actors.model.readable import duration
 from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.protocol import printable

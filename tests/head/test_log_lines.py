@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from rlinf_actors.head.commands import LogEvent
-from rlinf_actors.head.log_lines import LogLines, ranges
+from rlinf_actors.head.log_lines import LogLines
+from rlinf_actors.model.readable import ranges
 from rlinf_actors.wire.values import ExitReport
 
 
@@ -59,4 +60,4 @@ def test_workers_that_were_stopped_for_another_reason_have_a_line_of_their_own(w
 
 
 def test_ranges():
-    assert ranges([9, 3, 1, 2, 7, 8]) == "1-3, 7-9"
+    assert ranges([9, 3, 1, 2, 7, 8, 9]) == "1-3, 7-9"
