@@ -228,7 +228,7 @@ class Session:
             if self._trace_turn is None:
                 self._send_trace()
         elif isinstance(command, SendStacks):
-            workers.stacks.ask(command, self._notify)
+            workers.questions.ask_stacks(command, self._notify)
         elif isinstance(command, StopLooking):
             if command.id in self._queries:
                 self._queries[command.id].cancel()

@@ -28,7 +28,6 @@ from agentd.health import HealthMonitor, HealthTimes
 from agentd.launch_plan import LaunchPlan, Site
 from agentd.logs import LogForwarder, Position
 from agentd.run_dir import OrderLedger
-from agentd.stacks import StackQuestions
 from agentd.starts import Starts
 from agentd.state_events import Report
 from agentd.sweep import Sweep, remove_sockets
@@ -36,6 +35,7 @@ from agentd.template_start import OrderedTemplate, TemplateStarter
 from agentd.templates import MAX_IDLE, SurvivingTemplate, TemplatePool, TemplateProcess
 from agentd.traces import TraceFiles
 from agentd.worker_process import WorkerProcess, running
+from agentd.worker_questions import WorkerQuestions
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import leftovers
 from rlinf_actors.compat import timeout
@@ -97,7 +97,7 @@ class Workers:
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.traces = TraceFiles(loop, site.run_dir)
-        self.stacks = StackQuestions(loop, self._workers, self._health.why_silent)
+        self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
         self._starts = Starts(
             loop, site, self._templates, self._ledger, self._logs, self._workers, self._begin, self._refuse
@@ -281,7 +281,7 @@ class Workers:
         self._remove_sockets()
         self._starts.close()
         self._health.close()
-        self.stacks.close()
+        self.questions.close()
         self._logs.close()
         self._starter.close()
 
@@ -337,8 +337,8 @@ class Workers:
             self._logs.grew([id for id in packet.ids if self._template_of(id) is template])
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
-        elif isinstance(packet, template_protocol.StacksShown):
-            self.stacks.shown(template, packet)
+        elif isinstance(packet, template_protocol.WorkerAnswer):
+            self.questions.answered(template, packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)
         elif isinstance(packet, template_protocol.LogsLost):
@@ -473,7 +473,7 @@ class Workers:
         self._devices.worker_ended(spec.id)
         self.traces.ended(spec)
         self._health.worker_ended(spec.id)
-        self.stacks.worker_ended(spec.id)
+        self.questions.worker_ended(spec.id)
         if not self._ended:
             self._loop.call_soon(self._remove_sockets)
         self._ended.append(worker)

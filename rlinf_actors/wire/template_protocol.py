@@ -408,14 +408,18 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
 
-ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping, NodeRegistered, ShowStacks]
+WorkerQuestion = ShowStacks
+"""Packets of agentd that the template passes on to the worker with their `id`. The worker's I/O thread answers."""
+WorkerAnswer = StacksShown
+"""The answers, with the `request` of the question. The template passes them on to agentd."""
+ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping, NodeRegistered, WorkerQuestion]
 ToTemplate = Union[
     Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke,
-    NodeRegistered, ShowStacks,
+    NodeRegistered, WorkerQuestion,
 ]  # fmt: skip
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
-    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, StacksShown,
+    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, WorkerAnswer,
 ]  # fmt: skip
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 

@@ -1,4 +1,4 @@
-"""Questions for stacks: each has one answer, with an entry for each worker; silent workers are named."""
+"""Questions to workers, for stacks: each has one answer, with an entry for each worker; silent workers are named."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentd import stacks
+from agentd import worker_questions
 from agentd.health import NO_ANSWER, NO_TEMPLATE, HealthTable
-from agentd.stacks import StackQuestions
+from agentd.worker_questions import WorkerQuestions
 from rlinf_actors.wire.agent_messages import SendStacks
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
 from rlinf_actors.wire.template_protocol import ShowStacks, StacksShown
@@ -30,18 +30,18 @@ class Scene:
         self.workers = {id: self.worker() for id in "ab"}
         self.workers["c"] = self.worker(namespace="other")
         self.workers["d"] = self.worker(up=False)
-        self.questions = StackQuestions(asyncio.get_running_loop(), self.workers, self.health.why_silent)
+        self.questions = WorkerQuestions(asyncio.get_running_loop(), self.workers, self.health.why_silent)
         self.answers: asyncio.Queue = asyncio.Queue()
 
     def worker(self, namespace: str = "job", up: bool = True) -> SimpleNamespace:
         return SimpleNamespace(spec=SimpleNamespace(namespace=namespace), up=up, template=self.template)
 
     def ask(self, ids: str) -> None:
-        self.questions.ask(SendStacks("q", StackQuestion("job", list(ids))), self.answers.put_nowait)
+        self.questions.ask_stacks(SendStacks("q", StackQuestion("job", list(ids))), self.answers.put_nowait)
 
     def shown(self, id: str, template: Template | None = None) -> None:
         request = self.template.sent[-1].request
-        self.questions.shown(template or self.template, StacksShown(id, request, WorkerStacks("lie", f"in_{id}")))
+        self.questions.answered(template or self.template, StacksShown(id, request, WorkerStacks("lie", f"in_{id}")))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_worker_that_ends_while_it_is_asked_is_said_to_have_ended(scene):
 
 
 async def test_silent_workers_are_named_with_the_reason(scene, monkeypatch):
-    monkeypatch.setattr(stacks, "ANSWER_S", 0.0)
+    monkeypatch.setattr(worker_questions, "ANSWER_S", 0.0)
     scene.health.worker_up("b", 7, 0.0)
     scene.health.to_probe(1.0)
     scene.health.changes(100.0)  # its template is silent

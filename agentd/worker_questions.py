@@ -1,0 +1,153 @@
+"""Questions to this node's workers: agentd asks their I/O threads on request of the head. Loop thread only.
+
+The template passes a question on to the worker, and the answer back. agentd does not interpret answers. It answers for
+a worker that does not, and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from rlinf_actors.wire.agent_messages import SendStacks, StacksSent
+from rlinf_actors.wire.stack_values import WorkerStacks
+from rlinf_actors.wire.template_protocol import ShowStacks, WorkerAnswer
+
+if TYPE_CHECKING:
+    from agentd.templates import TemplateProcess
+    from agentd.worker_process import WorkerProcess
+    from rlinf_actors.wire.template_protocol import WorkerQuestion
+
+ANSWER_S = 3.0
+"""Seconds that the workers have to answer."""
+
+Answer = TypeVar("Answer")
+
+
+class WorkerQuestions:
+    """All questions to the workers of this node.
+
+    Args:
+        workers: the running workers, by id.
+        why_silent: returns why a worker, given by its id, does not answer, for people.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, workers: Mapping[str, WorkerProcess], why_silent: Callable[[str], str]
+    ) -> None:
+        self._stacks = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerStacks(id, fault=why))
+        self._kinds = (self._stacks,)
+
+    def ask_stacks(self, order: SendStacks, send: Callable[[StacksSent], object]) -> None:
+        """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
+        asked = order.question
+        self._stacks.ask(asked.namespace, asked.ids, ShowStacks, lambda found: send(StacksSent(order.id, found)))
+
+    def answered(self, template: TemplateProcess, packet: WorkerAnswer) -> None:
+        """Take the answer of a worker of *template*."""
+        stacks = msgspec.structs.replace(packet.stacks, id=packet.id)
+        self._stacks.answered(template, packet.id, packet.request, stacks)
+
+    def worker_ended(self, id: str) -> None:
+        for kind in self._kinds:
+            kind.worker_ended(id)
+
+    def close(self) -> None:
+        """Drop all questions. May be called again."""
+        for kind in self._kinds:
+            kind.close()
+
+
+class _Question(msgspec.Struct, Generic[Answer], eq=False):
+    ids: Sequence[str]
+    send: Callable[[list[Answer]], object]
+    found: dict[str, Answer]
+    waits: set[str]  # ids of the workers that have not answered
+    timer: asyncio.TimerHandle | None = None
+
+
+class QuestionsOfKind(Generic[Answer]):
+    """The questions of one kind, such as those for stacks, that the workers of this node have not all answered.
+
+    Args:
+        workers: the running workers, by id.
+        why_silent: returns why a worker, given by its id, does not answer, for people.
+        no_answer: makes the answer for a worker that gives none, of its id and the reason.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        workers: Mapping[str, WorkerProcess],
+        why_silent: Callable[[str], str],
+        no_answer: Callable[[str, str], Answer],
+    ) -> None:
+        self._loop = loop
+        self._workers = workers
+        self._why_silent = why_silent
+        self._no_answer = no_answer
+        self._new = itertools.count(1).__next__
+        self._questions: dict[int, _Question[Answer]] = {}
+
+    def ask(
+        self,
+        namespace: str,
+        ids: Sequence[str],
+        packet: Callable[[str, int], WorkerQuestion],
+        send: Callable[[list[Answer]], object],
+    ) -> None:
+        """Ask the workers *ids* of the job *namespace*. Call *send* with their answers, in the order of *ids*, once all
+        have answered, or after ANSWER_S. *packet* makes the question for a worker, of its id and the question's number.
+        """
+        number = self._new()
+        question = self._questions[number] = _Question(ids, send, {}, set())
+        for id in ids:
+            worker = self._workers.get(id)
+            if worker is None or worker.spec.namespace != namespace:
+                question.found[id] = self._no_answer(id, "it has ended")
+            elif not worker.up:
+                question.found[id] = self._no_answer(id, "it is starting: its process does not listen yet")
+            else:
+                question.waits.add(id)
+                worker.template.send(packet(id, number))
+        question.timer = self._loop.call_later(ANSWER_S, self._end, number)
+        self._end_if_complete(number)
+
+    def answered(self, template: TemplateProcess, id: str, number: int, answer: Answer) -> None:
+        """Take the answer of a worker of *template*. Answers that no question waits for are ignored."""
+        question, worker = self._questions.get(number), self._workers.get(id)
+        if question is None or id not in question.waits or worker is None or worker.template is not template:
+            return
+        question.waits.discard(id)
+        question.found[id] = answer
+        self._end_if_complete(number)
+
+    def worker_ended(self, id: str) -> None:
+        for number, question in list(self._questions.items()):
+            if id in question.waits:
+                question.waits.discard(id)
+                question.found[id] = self._no_answer(id, "it has ended")
+                self._end_if_complete(number)
+
+    def close(self) -> None:
+        """Drop all questions. May be called again."""
+        for question in self._questions.values():
+            if question.timer is not None:
+                question.timer.cancel()
+        self._questions.clear()
+
+    def _end_if_complete(self, number: int) -> None:
+        if not self._questions[number].waits:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        question = self._questions.pop(number)
+        if question.timer is not None:
+            question.timer.cancel()
+        found = question.found
+        found.update({id: self._no_answer(id, self._why_silent(id)) for id in question.waits})
+        question.send([found[id] for id in question.ids])
