@@ -7,6 +7,7 @@ a worker that does not, and says why.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from rlinf_actors.wire.agent_messages import SendStacks, StacksSent
-from rlinf_actors.wire.stack_values import WorkerStacks
+from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
 from rlinf_actors.wire.template_protocol import ShowStacks, WorkerAnswer
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 3.0
 """Seconds that the workers have to answer."""
+OUTSIDE_S = 50.0
+"""Seconds that the templates have to take stacks from outside: several runs of py-spy, each up to 20 s."""
 
 Answer = TypeVar("Answer")
 
@@ -45,7 +48,9 @@ class WorkerQuestions:
     def ask_stacks(self, order: SendStacks, send: Callable[[StacksSent], object]) -> None:
         """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
         asked = order.question
-        self._stacks.ask(asked.namespace, asked.ids, ShowStacks, lambda found: send(StacksSent(order.id, found)))
+        limit_s = ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S
+        ask = functools.partial(ShowStacks, level=asked.level)
+        self._stacks.ask(asked.namespace, asked.ids, ask, lambda found: send(StacksSent(order.id, found)), limit_s)
 
     def answered(self, template: TemplateProcess, packet: WorkerAnswer) -> None:
         """Take the answer of a worker of *template*."""
@@ -99,9 +104,11 @@ class QuestionsOfKind(Generic[Answer]):
         ids: Sequence[str],
         packet: Callable[[str, int], WorkerQuestion],
         send: Callable[[list[Answer]], object],
+        limit_s: float | None = None,
     ) -> None:
         """Ask the workers *ids* of the job *namespace*. Call *send* with their answers, in the order of *ids*, once all
-        have answered, or after ANSWER_S. *packet* makes the question for a worker, of its id and the question's number.
+        have answered, or after *limit_s* seconds (None: ANSWER_S). *packet* makes the question for a worker, of its id
+        and the question's number.
         """
         number = self._new()
         question = self._questions[number] = _Question(ids, send, {}, set())
@@ -114,7 +121,7 @@ class QuestionsOfKind(Generic[Answer]):
             else:
                 question.waits.add(id)
                 worker.template.send(packet(id, number))
-        question.timer = self._loop.call_later(ANSWER_S, self._end, number)
+        question.timer = self._loop.call_later(ANSWER_S if limit_s is None else limit_s, self._end, number)
         self._end_if_complete(number)
 
     def answered(self, template: TemplateProcess, id: str, number: int, answer: Answer) -> None:

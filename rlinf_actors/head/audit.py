@@ -70,7 +70,7 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     key_messages.Enroll: lambda body: "the member of the join token",
     key_messages.RotateKey: lambda body: "its own key",
     client_messages.ReadTrace: lambda body: f"namespace {body.question.namespace!r}",
-    client_messages.ReadStacks: lambda body: f"namespace {body.question.namespace!r}",
+    client_messages.ReadStacks: lambda body: f"namespace {body.question.namespace!r}, by {body.question.level!r}",
 }
 """The requests that are actions, and what each acts on. Questions that change nothing are not logged."""
 

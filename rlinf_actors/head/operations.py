@@ -34,6 +34,7 @@ from rlinf_actors.wire.client_messages import (
 )
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.protocol import STACKS
+from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ MAX_LIMIT_S = 600.0
 
 TRACE_S = 10.0
 """Time limit of a question for traces or stacks, in seconds."""
+OUTSIDE_S = 60.0
+"""Time limit of a question for stacks that templates take from outside, in seconds."""
 _Order = Union[LookForHardware, SendTrace, SendStacks]
 
 
@@ -188,7 +191,8 @@ class NodeQueries:
         node = self._head.nodes.get(asked.node_id)
         if node is not None and node.protocol < STACKS:
             raise commands.Refused("usage", f"the agentd of node {node.name} is too old to send stacks: upgrade it")
-        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", TRACE_S)
+        limit_s = TRACE_S if asked.question.level == IO_THREAD else OUTSIDE_S
+        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", limit_s)
 
     def _name(self) -> str:
         self._number += 1
