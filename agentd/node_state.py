@@ -49,19 +49,12 @@ from rlinf_actors.tracing.clocks import HeadClock
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
     Beat,
-    FlushLogs,
     Goodbye,
     LogCredit,
     LogLines,
-    LookForHardware,
     ProcessGone,
-    SendStacks,
-    SendTrace,
     StartWorkers,
-    StopLooking,
     StopWorkers,
-    Unwatch,
-    Watch,
     Welcome,
     WorkerExited,
     WorkerReady,
@@ -416,7 +409,7 @@ class AgentState:
             self._stop(body.ids, body.grace_s, body.reason)
         elif isinstance(body, LogCredit):
             self._out.append(e.CreditLogs(body.chars, body.owner))
-        elif isinstance(body, (FlushLogs, LookForHardware, SendStacks, SendTrace, StopLooking, Watch, Unwatch)):
+        elif isinstance(body, e.PASSED_ON):
             self._out.append(body)
         elif isinstance(body, Warn):
             self._out.append(e.LogStatus(printable(body.text), warns=True))

@@ -32,6 +32,7 @@ from rlinf_actors.wire.agent_messages import (
     FlushLogs,
     HardwareFound,
     LookForHardware,
+    SendFigures,
     SendStacks,
     SendTrace,
     StartWorkers,
@@ -229,6 +230,8 @@ class Session:
                 self._send_trace()
         elif isinstance(command, SendStacks):
             workers.questions.ask_stacks(command, self._notify)
+        elif isinstance(command, SendFigures):
+            workers.figures.ask(command, self._notify)
         elif isinstance(command, StopLooking):
             if command.id in self._queries:
                 self._queries[command.id].cancel()

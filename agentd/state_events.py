@@ -1,7 +1,8 @@
 """The events that `AgentState.handle` takes, and the commands that it returns (agentd.node_state). Plain data.
 
 Some commands are messages of the head (wire.agent_messages) that the state passes on: StopWorkers, FlushLogs, Watch,
-Unwatch, LookForHardware, SendTrace, SendStacks, StopLooking, and StartWorkers without the workers that run already.
+Unwatch, LookForHardware, SendTrace, SendStacks, SendFigures, StopLooking, and StartWorkers without the workers that run
+already.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LogLines,
     LookForHardware,
+    SendFigures,
     SendStacks,
     SendTrace,
     StartWorkers,
@@ -234,8 +236,11 @@ class EndAgent(msgspec.Struct, frozen=True):
     text: str
 
 
+PASSED_ON = (FlushLogs, LookForHardware, SendFigures, SendStacks, SendTrace, StopLooking, Watch, Unwatch)
+"""Messages of the head that the state passes on as they are."""
+
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
-    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SendStacks, StopLooking, CheckHead, LogStatus,
-    Registration, EndAgent,
+    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SendStacks, SendFigures, StopLooking, CheckHead,
+    LogStatus, Registration, EndAgent,
 ]  # fmt: skip

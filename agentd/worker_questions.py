@@ -7,16 +7,17 @@ a worker that does not, and says why.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from rlinf_actors.wire.agent_messages import SendStacks, StacksSent
-from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
-from rlinf_actors.wire.template_protocol import ShowStacks, WorkerAnswer
+from rlinf_actors.wire.figure_values import WorkerFigures
+from rlinf_actors.wire.stack_values import WorkerStacks
+from rlinf_actors.wire.template_protocol import FiguresShown, ShowFigures, ShowStacks, WorkerAnswer
 
 if TYPE_CHECKING:
     from agentd.templates import TemplateProcess
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 ANSWER_S = 3.0
 """Seconds that the workers have to answer."""
-OUTSIDE_S = 50.0
-"""Seconds that the templates have to take stacks from outside: several runs of py-spy, each up to 20 s."""
 
 Answer = TypeVar("Answer")
 
@@ -43,17 +42,24 @@ class WorkerQuestions:
         self, loop: asyncio.AbstractEventLoop, workers: Mapping[str, WorkerProcess], why_silent: Callable[[str], str]
     ) -> None:
         self._stacks = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerStacks(id, fault=why))
-        self._kinds = (self._stacks,)
+        self._figures = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerFigures(id, fault=why))
+        self._kinds: tuple[QuestionsOfKind[Any], ...] = (self._stacks, self._figures)
 
     def ask_stacks(self, order: SendStacks, send: Callable[[StacksSent], object]) -> None:
         """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
         asked = order.question
-        limit_s = ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S
-        ask = functools.partial(ShowStacks, level=asked.level)
-        self._stacks.ask(asked.namespace, asked.ids, ask, lambda found: send(StacksSent(order.id, found)), limit_s)
+        self._stacks.ask(asked.namespace, asked.ids, ShowStacks, lambda found: send(StacksSent(order.id, found)))
+
+    def ask_figures(self, ids: Sequence[str], send: Callable[[list[WorkerFigures]], object]) -> None:
+        """Ask for the figures of the workers *ids* of any jobs, and call *send* with the answer."""
+        self._figures.ask(None, ids, lambda id, number: ShowFigures(id, number, time.monotonic()), send)
 
     def answered(self, template: TemplateProcess, packet: WorkerAnswer) -> None:
         """Take the answer of a worker of *template*."""
+        if isinstance(packet, FiguresShown):
+            figures = msgspec.structs.replace(packet.figures, id=packet.id)
+            self._figures.answered(template, packet.id, packet.request, figures)
+            return
         stacks = msgspec.structs.replace(packet.stacks, id=packet.id)
         self._stacks.answered(template, packet.id, packet.request, stacks)
 
@@ -100,28 +106,27 @@ class QuestionsOfKind(Generic[Answer]):
 
     def ask(
         self,
-        namespace: str,
+        namespace: str | None,
         ids: Sequence[str],
         packet: Callable[[str, int], WorkerQuestion],
         send: Callable[[list[Answer]], object],
-        limit_s: float | None = None,
     ) -> None:
-        """Ask the workers *ids* of the job *namespace*. Call *send* with their answers, in the order of *ids*, once all
-        have answered, or after *limit_s* seconds (None: ANSWER_S). *packet* makes the question for a worker, of its id
-        and the question's number.
+        """Ask the workers *ids* of the job *namespace*, None for any job. Call *send* with their answers, in the order
+        of *ids*, once all have answered, or after ANSWER_S. *packet* makes the question for a worker, of its id and the
+        question's number.
         """
         number = self._new()
         question = self._questions[number] = _Question(ids, send, {}, set())
         for id in ids:
             worker = self._workers.get(id)
-            if worker is None or worker.spec.namespace != namespace:
+            if worker is None or namespace not in (None, worker.spec.namespace):
                 question.found[id] = self._no_answer(id, "it has ended")
             elif not worker.up:
                 question.found[id] = self._no_answer(id, "it is starting: its process does not listen yet")
             else:
                 question.waits.add(id)
                 worker.template.send(packet(id, number))
-        question.timer = self._loop.call_later(ANSWER_S if limit_s is None else limit_s, self._end, number)
+        question.timer = self._loop.call_later(ANSWER_S, self._end, number)
         self._end_if_complete(number)
 
     def answered(self, template: TemplateProcess, id: str, number: int, answer: Answer) -> None:

@@ -24,6 +24,7 @@ import msgspec
 
 from agentd import launch_plan
 from agentd.device_locks import DeviceLocks
+from agentd.figures import FigureCollector
 from agentd.health import HealthMonitor, HealthTimes
 from agentd.launch_plan import LaunchPlan, Site
 from agentd.logs import LogForwarder, Position
@@ -98,6 +99,7 @@ class Workers:
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.traces = TraceFiles(loop, site.run_dir)
         self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent)
+        self.figures = FigureCollector(loop, self._workers, self.questions, site)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
         self._starts = Starts(
             loop, site, self._templates, self._ledger, self._logs, self._workers, self._begin, self._refuse
@@ -279,11 +281,8 @@ class Workers:
 
     def _release(self) -> None:
         self._remove_sockets()
-        self._starts.close()
-        self._health.close()
-        self.questions.close()
-        self._logs.close()
-        self._starter.close()
+        for part in (self._starts, self._health, self.questions, self.figures, self._logs, self._starter):
+            part.close()
 
     async def _until(self, fact: Callable[[], bool], timeout_s: float) -> None:
         """Wait until *fact* returns True, for at most *timeout_s*. *fact* is called again each time the event
@@ -337,7 +336,7 @@ class Workers:
             self._logs.grew([id for id in packet.ids if self._template_of(id) is template])
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
-        elif isinstance(packet, template_protocol.WorkerAnswer):
+        elif isinstance(packet, template_protocol.WORKER_ANSWERS):
             self.questions.answered(template, packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)

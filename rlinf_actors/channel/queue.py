@@ -31,6 +31,10 @@ from rlinf_actors.channel.queue_commands import (
     Ticket,
     tickets_of,
 )
+from rlinf_actors.wire.figure_values import ChannelFigures
+
+COUNTED_KEYS = 10_000
+"""Most keys whose items `ChannelQueue.figures` counts."""
 
 
 class ChannelQueue:
@@ -68,6 +72,21 @@ class ChannelQueue:
 
     def size(self, key: Hashable) -> int:
         return len(self._keys.get(key, NO_QUEUE).items)
+
+    def figures(self) -> ChannelFigures:
+        queues = list(itertools.islice(self._keys.values(), COUNTED_KEYS))
+        return ChannelFigures(
+            items=sum(len(queue.items) for queue in queues),
+            size=self.nbytes,
+            keys=len(self._keys),
+            out=len(self._delivered),
+            puts_waiting=sum(len(queue.parked) for queue in queues),
+            gets_waiting=sum(len(queue.getters) for queue in queues),
+            undeliverable=sum(len(queue.dead) for queue in queues),
+            entered=self._seq,
+            max_items=max(0, self.maxsize),
+            max_bytes=max(0, self.max_bytes),
+        )
 
     def full(self, key: Hashable) -> bool:
         """Return True if a put under this key would wait, because of the limit of items or the limit of bytes."""

@@ -44,7 +44,7 @@ from rlinf_actors.security.keyfile import KeyFile, who
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import check_name, check_public, fingerprint
 from rlinf_actors.settings import KEY_FILE, Settings
-from rlinf_actors.wire.key_messages import AddKey, GetKeys, KeyLimits, KeyState, RevokeKey, RotateKey
+from rlinf_actors.wire.key_messages import AddKey, GetKeys, KeyLimits, KeyRole, KeyState, RevokeKey, RotateKey
 
 
 def key_dict(key: KeyState) -> dict[str, Any]:
@@ -98,7 +98,9 @@ dir_option = click.option(
 state_option = click.option(
     "--state-dir", metavar="DIR", help="State directory of a head that does not run: change the list of keys there."
 )
-MEMBERS = ("agent", "driver")
+MEMBERS = ("agent", "driver", "viewer")
+ROTATED = ("agent", "driver")
+"""Roles that change their own keys. A viewer changes nothing: it gets another key."""
 REFUSED = (AuthenticationError, ConfigError, UsageError)
 """Errors after which the head has certainly not listed the key. After any other error, or Ctrl-C, it may have."""
 
@@ -140,6 +142,7 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
 @keys.command()
 @click.argument("name")
 @click.option("--driver", is_flag=True, help="The machine runs scripts and is no node.")
+@click.option("--viewer", is_flag=True, help="The key may only look, at all jobs: for `rlinf-actors serve`.")
 @click.option(
     "--address", metavar="HOST:PORT", help="Address at which the machine reaches the head. Default: the head's own."
 )
@@ -166,6 +169,7 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
 def enroll(
     name: str,
     driver: bool,
+    viewer: bool,
     address: str | None,
     file: str | None,
     user: str | None,
@@ -178,31 +182,32 @@ def enroll(
     as_json: bool,
 ) -> None:
     """Print a join token, by which another machine gets its key. The token is valid for one use within 15 minutes. NAME
-    is the name of the machine's node, or of its driver with --driver.
+    is the name of the machine's node, of its driver with --driver, or of its viewer with --viewer.
 
     The token is a secret until it is used: send it where others cannot read it.
     """
     check_name(name, "NAME")
-    if driver and user:
-        raise UsageError("--user is for nodes: a driver's key is a file of its user")
+    if driver and viewer:
+        raise UsageError("--driver and --viewer are two keys: make one after the other")
+    if (driver or viewer) and user:
+        raise UsageError("--user is for nodes: the key of a driver or viewer is a file of its user")
     if not driver and (nodes or groups):
         raise UsageError("--nodes and --group are for drivers: give --driver too")
-    pair, role = KeyPair.make(), "driver" if driver else "agent"
+    role: KeyRole = "driver" if driver else "viewer" if viewer else "agent"
+    pair = KeyPair.make()
     if file is not None and Path(file).exists():
         raise UsageError(f"{file} is there already")
     if file is None and address is None and state_dir is not None:
         raise UsageError("--state-dir needs --address: the address at which the head will listen")
     where = "" if file is not None else join_address(head, state_dir, address, name)
-    node_id = uuid.uuid4().hex[:12] if file is not None and not driver else ""
+    node_id = uuid.uuid4().hex[:12] if file is not None and role == "agent" else ""
     limits = KeyLimits(user or "", node_id, nodes=nodes, groups=groups)
     if file is not None:  # write the file first: a listed key without a file is useless
         known = administer(head, state_dir, GetKeys()).head
         made = KeyFile(role, name, pair, known or pair.public, node=limits.node_id)
         keyfile.save(Path(file), made, in_private=False)
     token_s = None if file is not None else TOKEN_S
-    asked = AddKey(
-        pair.public, "driver" if driver else "agent", name, who(), token_s, limits, expires, replaces
-    )  # fmt: skip
+    asked = AddKey(pair.public, role, name, who(), token_s, limits, expires, replaces)
     try:
         answer = administer(head, state_dir, asked)
     except REFUSED:
@@ -221,7 +226,7 @@ def enroll(
         note(f"copy {file} to {role}.key in that machine's key directory (mode 0700), and delete it here")
     else:
         token = JoinToken(where, answer.head, pair, role, name).text()
-        command = f"rlinf-actors keys join {token}" if driver else f"agentd --connect {where} --token {token}"
+        command = f"rlinf-actors keys join {token}" if role != "agent" else f"agentd --connect {where} --token {token}"
         data |= {"token": token, "expires_s": TOKEN_S, "command": command}
         note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: {command}")
     show(as_json, data, data.get("token") or file)
@@ -248,6 +253,8 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
     named = f"{KEY_FILE}={key.path} " if is_loopback(split_address(content.address, job.PATH)[0]) else ""
     if key.role == "agent":
         note(f"{key.name} is listed; start it: {named}agentd --connect {content.address}")
+    elif key.role == "viewer":
+        note(f"viewer {key.name} is listed; start it: {named}rlinf-actors serve --head {content.address}")
     else:
         note(f"driver {key.name} is listed; for scripts: export {named}RLINF_HEAD={content.address}")
 
@@ -295,7 +302,7 @@ def revoke(name: str, role: Any, user: str | None, state_dir: str | None, head: 
 @keys.command()
 @dir_option
 @click.option(
-    "--role", type=click.Choice((*MEMBERS, "head")), help="The key to change; needed if this machine has several keys."
+    "--role", type=click.Choice((*ROTATED, "head")), help="The key to change; needed if this machine has several keys."
 )
 @click.option(
     "--keep",
@@ -341,7 +348,7 @@ def trust(public: str, folder: str | None, as_json: bool) -> None:
     directory = _directory(folder)
     changed = _point(directory, public)
     if not changed:
-        raise UsageError(f"there is no agent.key or driver.key in {directory}")
+        raise UsageError(f"there is no agent.key, driver.key or viewer.key in {directory}")
     show(as_json, {"head": public, "files": changed}, "\n".join(changed))
     note("restart the programs that use it")
 
@@ -374,7 +381,7 @@ def _there_already(path: Path) -> UsageError:
 
 
 def _point(directory: Path, public: str) -> list[str]:
-    """Write the head's new public key into the key files of node and driver in *directory*, and return the paths of
+    """Write the head's new public key into the key files of members in *directory*, and return the paths of
     these files.
     """
     there = [path for path in (keyfile.path_of(directory, role) for role in MEMBERS) if path.exists()]
@@ -384,7 +391,7 @@ def _point(directory: Path, public: str) -> list[str]:
 
 
 def _one_of(directory: Path, role: str | None) -> Path:
-    roles = (role,) if role is not None else MEMBERS
+    roles = (role,) if role is not None else ROTATED
     there = [path for path in (keyfile.path_of(directory, one) for one in roles) if path.exists()]
     if not there:
         raise UsageError(f"there is no {' or '.join(f'{one}.key' for one in roles)} in {directory}")

@@ -85,6 +85,25 @@ def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
     return {"infos": [vars(info) for info in found.infos], "faults": [str(fault) for fault in found.faults]}
 
 
+def measure_main(argv: list[str]) -> None:
+    """Write what the accelerators of a built-in vendor do now, in the form that `main` writes.
+
+    Args:
+        argv: the parent's pid, and the accelerator type.
+    """
+    answer = contain(int(argv[0]))
+    try:
+        from rlinf_actors.hardware.vendors.catalog import vendor_of
+
+        vendor = vendor_of(argv[1])
+        module = importlib.import_module(vendor.module if vendor is not None else "")
+        found = getattr(module, "measure", module.find)(os.environ)
+        result = {"infos": [vars(info) for info in found.infos], "faults": found.faults}
+    except Exception as error:  # noqa: BLE001 - the parent shows no figures then
+        result = {"faults": [_describe(error)]}
+    finish(answer, json.dumps(result).encode())
+
+
 def _extension(name: str) -> dict[str, Any]:
     from rlinf_actors.hardware.registry import registered_types
     from rlinf_actors.hardware.vendors.catalog import registered_vendors

@@ -7,14 +7,14 @@ send everything; but after a hello as a worker of a job, a local connection has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rlinf_actors.head.commands import Message, Refused
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
-from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, ReadStacks, ReadTrace
+from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, ReadFigures, ReadStacks, ReadTrace
 from rlinf_actors.wire.protocol import USERS
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ _HOW = {
     "TOKEN` here",
     "agent": "an agent, of its own node: `rlinf-actors keys enroll NODE` on the head's machine",
     "worker": "a worker, within its job",
+    "viewer": "a viewer's key, which changes nothing: `rlinf-actors keys enroll --viewer NAME` on the head's machine",
 }
 """Role -> text for an error message that says which processes have the role, and how to get it."""
+
+
+_READ: Mapping[type, str] = {ReadTrace: "traces", ReadStacks: "stacks", ReadFigures: "figures"}
 
 
 class Authority:
@@ -62,14 +66,19 @@ class Authority:
             raise Refused(
                 KIND, f"{member} may end groups of its own jobs only, and namespace {body.namespace!r} is not"
             )
-        elif isinstance(body, (ReadTrace, ReadStacks)) and not self.sees(event)(body.question.namespace):
-            what = f"namespace {body.question.namespace!r}"
-            read = "traces" if isinstance(body, ReadTrace) else "stacks"
+        elif isinstance(body, (ReadTrace, ReadStacks, ReadFigures)) and not self._may_read(event, body):
+            what = f"namespace {body.question.namespace!r}" if body.question.namespace is not None else "any job"
+            read = _READ[type(body)]
             raise Refused(KIND, f"{member} may read {read} of its own jobs only, and {what} is not")
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
+
+    def _may_read(self, event: Message, body: ReadTrace | ReadStacks | ReadFigures) -> bool:
+        if body.question.namespace is None:
+            return event.member.role != "driver"
+        return self.sees(event)(body.question.namespace)
 
     def speaker(self, event: Message) -> Member:
         """Return the member whose rights apply to a message: the sender, except for a worker without a key.
@@ -86,7 +95,7 @@ class Authority:
     def sees(self, event: Message) -> Callable[[str], bool]:
         """Return a function that is True for a namespace whose groups, clients and events the sender may see."""
         member = self.speaker(event)
-        if member.role in ("local", "head"):
+        if member.role in ("local", "head", "viewer"):
             return lambda namespace: True
         if member.role == "worker":
             return lambda namespace: namespace == member.job

@@ -63,6 +63,7 @@ class Handlers:
             client_messages.EnumerateHardware: head.queries.ask,
             client_messages.ReadTrace: head.queries.ask_trace,
             client_messages.ReadStacks: head.queries.ask_stacks,
+            client_messages.ReadFigures: head.queries.ask_figures,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
@@ -75,7 +76,7 @@ class Handlers:
         }
         self._requests_of_clients: Mapping[type[Any], Callable[[Client, RequestReceived, Any], _Answer]] = {
             client_messages.GetNodes: self._get_nodes,
-            client_messages.GetEvents: self._events_driver,
+            client_messages.GetEvents: self._events_of_job,
             client_messages.Launch: launches.launch,
             launch_messages.LaunchPart: lambda client, event, body: launches.add_part(client, body),
             launch_messages.FindWorker: lambda client, event, body: launches.find_worker(client, body),
@@ -97,6 +98,7 @@ class Handlers:
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,
             agent_messages.StacksSent: head.queries.found,
+            agent_messages.FiguresSent: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
@@ -273,8 +275,8 @@ class Handlers:
         sees, client = head.authority.sees(event), head.clients.of_peer(event.peer)
 
         def for_sender(states: list[NodeState]) -> list[NodeState]:
-            if event.member.role == "agent":
-                # if it knew the host ids of other machines, it could pose as an agentd there and report false deaths
+            if event.member.role in ("agent", "viewer"):
+                # whoever knows the host ids of other machines could pose as an agentd there and report false deaths
                 states = [replace(state, report=replace(state.report, host="")) for state in states]
             return head.admission.shown(states, client, event.member)
 
@@ -282,15 +284,12 @@ class Handlers:
         return replace(status, key_ends_at=head.keys.end_of(event.member.key))
 
     def _events(self, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
-        sees, driver = self._head.authority.sees(event), event.member.name * (event.member.role == "driver")
-        # a namespace may have been the job of another driver before
-        may_see = lambda namespace, owner: sees(namespace) and (not driver or owner in ("", driver))  # noqa: E731
-        return self._head.log.ask(event.peer, event.id, body, may_see, event.member.key)
+        sees = self._head.authority.sees(event)
+        return self._head.log.ask(event.peer, event.id, body, sees, event.member.key)
 
-    def _events_driver(self, client: Client, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
+    def _events_of_job(self, client: Client, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         own_namespace(client, body.namespace or "")
-        mine = ("", self._head.jobs.owner_of(client.namespace))
-        return self._head.log.ask(event.peer, event.id, body, lambda _, owner: owner in mine, event.member.key)
+        return self._head.log.ask(event.peer, event.id, body, lambda namespace: True, event.member.key)
 
     def _get_nodes(self, client: Client, event: RequestReceived, body: client_messages.GetNodes) -> None:
         if not 0 <= body.num_nodes <= MAX_NODES:

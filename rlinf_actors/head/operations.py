@@ -12,8 +12,10 @@ from rlinf_actors.head.records import Index, Node, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
+    FiguresSent,
     HardwareFound,
     LookForHardware,
+    SendFigures,
     SendStacks,
     SendTrace,
     StacksSent,
@@ -26,6 +28,8 @@ from rlinf_actors.wire.client_messages import (
     DrainNode,
     Enumerated,
     EnumerateHardware,
+    FiguresRead,
+    ReadFigures,
     ReadStacks,
     ReadTrace,
     StacksRead,
@@ -33,8 +37,7 @@ from rlinf_actors.wire.client_messages import (
     Warn,
 )
 from rlinf_actors.wire.launch_rules import Launcher
-from rlinf_actors.wire.protocol import STACKS
-from rlinf_actors.wire.stack_values import IO_THREAD
+from rlinf_actors.wire.protocol import FIGURES, STACKS
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
@@ -142,10 +145,8 @@ MAX_LIMIT_S = 600.0
 
 
 TRACE_S = 10.0
-"""Time limit of a question for traces or stacks, in seconds."""
-OUTSIDE_S = 60.0
-"""Time limit of a question for stacks that templates take from outside, in seconds."""
-_Order = Union[LookForHardware, SendTrace, SendStacks]
+"""Time limit of a question for traces, stacks or figures, in seconds."""
+_Order = Union[LookForHardware, SendTrace, SendStacks, SendFigures]
 
 
 class _NodeQuery(msgspec.Struct, eq=False):
@@ -159,7 +160,7 @@ class _NodeQuery(msgspec.Struct, eq=False):
 
 
 class NodeQueries:
-    """The queries for configured hardware, traces and stacks that the head has forwarded to nodes.
+    """The queries for configured hardware, traces, stacks and figures that the head has forwarded to nodes.
 
     Each query gets one answer: the node's, or an error if the node is lost or the time limit has passed.
     """
@@ -188,11 +189,18 @@ class NodeQueries:
     def ask_stacks(self, event: commands.RequestReceived, asked: ReadStacks) -> None:
         """Ask a node for the stacks of workers of a job; the node's answer goes to the sender of *event*."""
         self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        node = self._head.nodes.get(asked.node_id)
-        if node is not None and node.protocol < STACKS:
-            raise commands.Refused("usage", f"the agentd of node {node.name} is too old to send stacks: upgrade it")
-        limit_s = TRACE_S if asked.question.level == IO_THREAD else OUTSIDE_S
-        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", limit_s)
+        self._check_age(asked.node_id, STACKS, "stacks")
+        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", TRACE_S)
+
+    def ask_figures(self, event: commands.RequestReceived, asked: ReadFigures) -> None:
+        """Ask a node for its figures and those of its workers; the node's answer goes to the sender of *event*."""
+        self._check_age(asked.node_id, FIGURES, "figures")
+        self._forward(event, asked.node_id, SendFigures(self._name(), asked.question), "figures", TRACE_S)
+
+    def _check_age(self, node_id: str, protocol: int, what: str) -> None:
+        node = self._head.nodes.get(node_id)
+        if node is not None and node.protocol < protocol:
+            raise commands.Refused("usage", f"the agentd of node {node.name} is too old to send {what}: upgrade it")
 
     def _name(self) -> str:
         self._number += 1
@@ -217,15 +225,17 @@ class NodeQueries:
         query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(node.peer, order))
 
-    def found(self, node: Node, body: HardwareFound | TraceSent | StacksSent) -> None:
+    def found(self, node: Node, body: HardwareFound | TraceSent | StacksSent | FiguresSent) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         kind: type[_Order]
-        answer: TraceRead | StacksRead | Enumerated
+        answer: TraceRead | StacksRead | FiguresRead | Enumerated
         if isinstance(body, TraceSent):
             kind, answer = SendTrace, TraceRead(body.answer)
         elif isinstance(body, StacksSent):
             kind, answer = SendStacks, StacksRead(body.answer)
+        elif isinstance(body, FiguresSent):
+            kind, answer = SendFigures, FiguresRead(body.answer)
         else:
             kind, answer = LookForHardware, Enumerated(body.answer)
         if query is not None and query.node.incarnation == node.incarnation and isinstance(query.order, kind):

@@ -71,6 +71,11 @@ class Window(Generic[T]):
         self._unasked = unasked - asked
         return asked
 
+    @property
+    def waiting(self) -> int:
+        """Number of items that wait."""
+        return len(self._waiting)
+
     def remove_waiting(self) -> list[T]:
         waiting = [item for _, item in self._waiting]
         self._waiting.clear()

@@ -234,6 +234,11 @@ class Messenger:
                 box.fail(broken)
         return box
 
+    def in_flight(self) -> tuple[int, int]:
+        """Return the bytes that receivers have not returned as credit, and the number of messages that wait for it."""
+        boxes = list(self._outboxes.values())
+        return sum(box.outstanding for box in boxes), sum(box.waiting for box in boxes)
+
     def error_of(self, peer: Peer) -> Exception | None:
         """Return the reason why messages can no longer be exchanged with the worker *peer*; None if they can."""
         return peer.error or self._broken.get(peer.worker_id)

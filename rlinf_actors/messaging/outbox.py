@@ -26,11 +26,12 @@ from functools import partial
 
 import msgspec
 
-from rlinf_actors import forks
+from rlinf_actors import counters, forks
 from rlinf_actors.messaging import pieces
 from rlinf_actors.messaging.directory import peer_gone_error
 from rlinf_actors.messaging.flow_control import OVERHEAD, Window
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
+from rlinf_actors.messaging.routes import INLINE
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
@@ -130,6 +131,16 @@ class Outbox:
         self._id = peer.listen(self._acknowledged, anywhere=True)
         peer.on_gone(self.fail)
 
+    @property
+    def outstanding(self) -> int:
+        """Bytes in flight. Any thread."""
+        return max(0, self._window.outstanding)
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that wait for credit. Any thread."""
+        return self._window.waiting
+
     def post(self, message: OutgoingMessage) -> None:
         """Send *message* as soon as the window has room for it. Any thread.
 
@@ -211,6 +222,8 @@ class Outbox:
         if message.on_sent is not None:
             message.on_sent()
         self._sent += 1
+        if len(parts) == 1:  # large parts come behind the first, and are counted where their path is chosen
+            counters.sent(INLINE, size - OVERHEAD)
         if message.span and recorder.active is not None:
             recorder.active.flow_out(message.span, flows.of_message(self._worker_id, self._id, self._sent))
         return settle

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from rlinf_actors import exhaustion
+from rlinf_actors import counters, exhaustion
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.messaging import contents, cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.cuda_ipc import CudaError
@@ -42,6 +42,9 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.arrays import bytes_of
 
 log = logging.getLogger(__name__)
+
+_BESIDE = (routes.IPC, routes.LANE, routes.LOCAL)
+"""Paths whose bytes are in no message, and are counted here."""
 
 
 class LentTensors(msgspec.Struct, frozen=True):
@@ -331,6 +334,8 @@ class TensorSender:
             elif path == routes.LANE:
                 plan.by_lane.append(tensor)
             plan.headers.append(header_of(tensor, requires_grad, path, handle, offset))
+            if path in _BESIDE:
+                counters.sent(path, tensor.nbytes)
             plan.lent.append(lent)
         if any(header.path == routes.IPC for header in plan.headers):
             plan.event = cuda_ipc.event(plan.device.index)

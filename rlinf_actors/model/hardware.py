@@ -124,6 +124,7 @@ class AcceleratorInfo(HardwareInfo):
         numa_node: NUMA node, -1 if unknown.
         utilization: percent of time that the device was busy, -1 if unknown.
         temperature: degrees Celsius, -1 if unknown.
+        memory_used_bytes: memory in use in bytes, -1 if unknown. Only `measure` of a vendor's module finds it.
         parent_uuid: for a slice of a device (MIG), the UUID of that device; "" for a whole device. A slice has the
             index, PCI bus and NUMA node of its device; only the slice's own UUID makes the slice visible.
         egl_index: index of the device in EGL, by which renderers choose it; -1 if unknown.
@@ -138,6 +139,7 @@ class AcceleratorInfo(HardwareInfo):
     temperature: int = -1
     parent_uuid: str = ""
     egl_index: int = -1
+    memory_used_bytes: int = -1
 
 
 @dataclass

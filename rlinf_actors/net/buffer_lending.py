@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from rlinf_actors import counters
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.descriptors import descriptor_of
@@ -67,6 +68,12 @@ def own_header(header: bytes) -> bytes:
         return lent(header)[0]
     except msgspec.DecodeError as error:
         raise RemoteWireError(f"a malformed header of lent parts: {error}") from None
+
+
+def _count_by_link(part: Buffer) -> None:
+    size = len(part) if type(part) is bytes else memoryview(part).nbytes
+    if size >= SHARED_FROM:
+        counters.sent("pieces", size)
 
 
 class Lending:
@@ -212,6 +219,8 @@ class Lending:
         """
         arena, more = self._arena, self._further
         if arena is None or more is None or not self._lends:
+            for part in parts:
+                _count_by_link(part)
             return header, parts
         rows: list[tuple[int, int, int, int]] = []
         further: list[tuple[int, int, int, int, int]] = []
@@ -228,6 +237,7 @@ class Lending:
                 self._lent[lease] = part
                 sent[index] = b""
                 further.append((index, lease, place, size, number))
+                counters.sent("shared", size)
                 crowded |= little_left
                 continue
             offset = arena.place(part)
@@ -235,12 +245,14 @@ class Lending:
                 block = arena.store(part)
                 offset = None if block is None else arena.place(block)
                 if block is None or offset is None:
+                    counters.sent("pieces", size)
                     continue
                 part = block
             lease = next(self._numbers)
             self._lent[lease] = part
             sent[index] = b""
             rows.append((index, lease, offset, size))
+            counters.sent("shared", size)
         if not rows and not further:
             return header, parts
         return MARK + _encode(_Leases(alone, crowded, rows, header, further)), sent

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 import msgspec
 from msgspec import Meta
 
+from rlinf_actors import counters
 from rlinf_actors.errors import InternalError, RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import bulk_framing as framing
@@ -198,8 +199,9 @@ class BulkLink:
         for stream in streams:
             stream.kick()
         sent = list(parts)
-        for index, _ in rows:
+        for index, size in rows:
             sent[index] = b""
+            counters.sent("bulk", size)
         return MARK + _encode(Announce(number, rows, header)), sent
 
     def _usable(self) -> bool:

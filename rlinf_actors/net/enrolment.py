@@ -32,7 +32,7 @@ from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire.client_messages import GetStatus
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.key_messages import Enroll, Enrolled
+from rlinf_actors.wire.key_messages import Enroll, Enrolled, KeyRole
 
 WAIT_S = 30.0
 """Seconds to wait for the head, which may be busy or starting."""
@@ -97,7 +97,7 @@ def join(
         if listed is there:
             pending.unlink(missing_ok=True)
             return Joined(there)
-        key, answer = listed, Enrolled("agent" if token.role == "agent" else "driver", token.name)
+        key, answer = listed, Enrolled(_role(token), token.name)
     except (AuthenticationError, ConfigError, UsageError):
         pending.unlink(missing_ok=True)  # the head has certainly not listed the key
         raise
@@ -108,6 +108,10 @@ def join(
     with contextlib.suppress(FileNotFoundError):  # another call with this token has done it
         pending.replace(path)
     return Joined(keyfile.load(path), answer.warning)
+
+
+def _role(token: JoinToken) -> KeyRole:
+    return "driver" if token.role == "driver" else "viewer" if token.role == "viewer" else "agent"
 
 
 def _of(path: Path, token: JoinToken) -> KeyFile | None:
@@ -185,9 +189,9 @@ def _ask(endpoint: str, key: KeyFile, question: Body, note: Callable[[str], obje
 
 
 def _refused(token: JoinToken, endpoint: str) -> str:
-    driver = " --driver" if token.role == "driver" else ""
+    option = "" if token.role == "agent" else f" --{token.role}"
     return (
         f"the head at {endpoint.removeprefix('tcp://')} refused this join token of {token.role} {token.name!r}: it was "
         "used already, has expired (15 minutes after it was made), or was revoked. Make another one there: "
-        f"rlinf-actors keys enroll {token.name}{driver}"
+        f"rlinf-actors keys enroll {token.name}{option}"
     )

@@ -72,7 +72,7 @@ class JobGate:
 PREFIX = "rlinf-join-"
 PATH = "TOKEN"
 """Stands in errors where a file's path would: a join token comes from no file."""
-ROLES = ("agent", "driver")
+ROLES = ("agent", "driver", "viewer")
 
 
 class _Content(msgspec.Struct, frozen=True, array_like=True):
@@ -93,8 +93,8 @@ class JoinToken:
         head: the head's public key.
         pair: the key pair of the token. Its only use is to list the new machine's own key at the head before the token
             expires.
-        role: "agent" or "driver": the role of the new machine's own key.
-        name: the name of that node or driver.
+        role: "agent", "driver" or "viewer": the role of the new machine's own key.
+        name: the name of that node, driver or viewer.
     """
 
     address: str

@@ -36,7 +36,7 @@ from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.security.members import check_name, check_public
 from rlinf_actors.settings import HEAD_KEY, KEY_DIR, Settings
 
-ROLES = ("head", "agent", "driver", "local")
+ROLES = ("head", "agent", "driver", "viewer", "local")
 MAX_BYTES = 4096
 _FIELDS = ("role", "name", "public", "secret", "head", "node", "address")
 _OPTIONAL = ("node", "address")
@@ -47,7 +47,7 @@ class KeyFile:
     """The contents of a key file, by which a process proves which member of the cluster it is.
 
     Attributes:
-        role: head, agent, driver, or local (this user's own processes on loopback).
+        role: head, agent, driver, viewer, or local (this user's own processes on loopback).
         name: the name of the node or driver in the head's list of keys.
         pair: the key pair that proves this identity.
         head: the head's public key; "" in the head's own file.

@@ -16,12 +16,13 @@ import msgspec
 
 from rlinf_actors.errors import ConfigError
 
-Role = Literal["local", "head", "agent", "driver", "worker", "enroll"]
+Role = Literal["local", "head", "agent", "driver", "worker", "viewer", "enroll"]
 """The role of a member, from its key.
 
 `local` has no key: only this user can reach its socket (ipc in a directory of mode 0700, or loopback of a cluster
-without keys). `head` is the administrator, who holds the head's own key pair. `enroll` is a join token that was not
-used yet."""
+without keys). `head` is the administrator, who holds the head's own key pair. `viewer` sees all jobs, and changes
+nothing: a program that shows the cluster, such as `rlinf-actors serve`. `enroll` is a join token that was not used
+yet."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ _AGENT = frozenset({"agent"})
 _CLIENTS = frozenset({"driver", "worker"})
 _DRIVER = frozenset({"driver"})
 _PEERS = frozenset({"head", "agent", "driver", "worker"})
+_VIEWER = frozenset({"viewer"})
 _ENROLL = frozenset({"enroll"})
 
 VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -92,18 +94,20 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "FlushLogs": _DRIVER | _HEAD,
         "Flushing": _HEAD,
         # looking; everybody sees the nodes, and of the jobs its own (head.authority)
-        "GetStatus": _PEERS,
+        "GetStatus": _PEERS | _VIEWER,
         "Status": _HEAD,
-        "GetEvents": _CLIENTS | _HEAD,
+        "GetEvents": _CLIENTS | _HEAD | _VIEWER,
         "Events": _HEAD,
         "EnumerateHardware": _CLIENTS | _HEAD,
         "Enumerated": _HEAD,
         "ReadTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
         "TraceRead": _HEAD,
-        "ReadStacks": _DRIVER | _HEAD,  # a driver those of its own jobs
+        "ReadStacks": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
         "StacksRead": _HEAD,
+        "ReadFigures": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
+        "FiguresRead": _HEAD,
         # running the cluster
-        "EStop": _PEERS,  # whoever sees danger; only a driver or the head may release it
+        "EStop": _PEERS,  # whoever sees danger, but a viewer; only a driver or the head may release it
         "EStopped": _HEAD,
         "EndGroup": _DRIVER | _HEAD,  # a driver those of its own jobs
         "DrainNode": _AGENT | _HEAD,  # an agent its own node
@@ -120,6 +124,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "TraceSent": _AGENT,
         "SendStacks": _HEAD,
         "StacksSent": _AGENT,
+        "SendFigures": _HEAD,
+        "FiguresSent": _AGENT,
         "Watch": _HEAD,
         "Unwatch": _HEAD,
         "ProcessGone": _AGENT,

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.wire import stack_values, trace_values, values
+from rlinf_actors.wire import figure_values, stack_values, trace_values, values
 from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.program import Program
@@ -131,6 +131,20 @@ class StacksSent(ControlMessage, frozen=True):
 
     id: Name
     answer: stack_values.OfAsked[stack_values.WorkerStacks]
+
+
+class SendFigures(ControlMessage, frozen=True):
+    """Notice to an agentd: send FiguresSent with the same id, as `question` says. Since protocol 7."""
+
+    id: Name
+    question: figure_values.FigureQuestion
+
+
+class FiguresSent(ControlMessage, frozen=True):
+    """Notice of an agentd: the answer to the SendFigures with this id. The head ignores an unknown id."""
+
+    id: Name
+    answer: figure_values.NodeFigures
 
 
 class Watch(ControlMessage, frozen=True):
@@ -417,7 +431,7 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, SendTrace, TraceSent, SendStacks, StacksSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited,
-    WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
+    StopLooking, SendTrace, TraceSent, SendStacks, StacksSent, SendFigures, FiguresSent, Watch, Unwatch, ProcessGone,
+    WorkerReady, WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

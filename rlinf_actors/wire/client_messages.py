@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from rlinf_actors.wire import stack_values, trace_values, values
+from rlinf_actors.wire import figure_values, stack_values, trace_values, values
 from rlinf_actors.wire.bounds import (
     Document,
     Name,
@@ -82,6 +82,20 @@ class ReadStacks(ControlMessage, frozen=True):
 
 class StacksRead(ControlMessage, frozen=True):
     answer: stack_values.OfAsked[stack_values.WorkerStacks]
+
+
+class ReadFigures(ControlMessage, frozen=True):
+    """Ask the head to have the node `node_id` send its figures, as `question` says. Since protocol 7.
+
+    Answered by FiguresRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
+    """
+
+    node_id: Name
+    question: figure_values.FigureQuestion = figure_values.FigureQuestion()
+
+
+class FiguresRead(ControlMessage, frozen=True):
+    answer: figure_values.NodeFigures
 
 
 class Launch(ControlMessage, frozen=True):
@@ -402,9 +416,10 @@ class Drained(ControlMessage, frozen=True):
 
 
 ClientMessage = Union[
-    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, ReadStacks, StacksRead, Launch, Launched,
-    FindGroup, Handles, Detach, StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus,
-    Status, GetEvents, Events, EStop, EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey,
-    RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, ReadStacks, StacksRead, ReadFigures,
+    FiguresRead, Launch, Launched, FindGroup, Handles, Detach, StopGroup, WorkerChanged, WatchClients, ClientGone,
+    Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop, EStopped, EndGroup, DrainNode, Drained,
+    Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker,
+    FoundWorker,
 ]  # fmt: skip
 """Every control message between clients and the head."""

@@ -8,7 +8,7 @@ from rlinf_actors.wire import values
 from rlinf_actors.wire.bounds import Address, Few, FewOf, Name, OfCluster, Text
 from rlinf_actors.wire.protocol import ControlMessage, Number
 
-KeyRole = Literal["agent", "driver"]
+KeyRole = Literal["agent", "driver", "viewer"]
 """Roles that a listed key can have."""
 
 
@@ -37,7 +37,7 @@ class KeyState(values.Value, frozen=True):
     Attributes:
         public: the public key, 40 characters of Z85.
         role: role of the key's holder; for a join token, the role that the holder of the token will get.
-        name: name of that node or driver.
+        name: name of that node, driver or viewer.
         added_at: time at which the key was listed.
         added_by: name of the person or program that listed it.
         token: True for a join token, which only permits its holder to list another key.
@@ -103,7 +103,7 @@ class AddKey(ControlMessage, frozen=True):
     Attributes:
         public: the public key, 40 characters of Z85.
         role: role of the key's holder.
-        name: name of that node or driver.
+        name: name of that node, driver or viewer.
         by: the sender's name, for people.
         token_s: None if `public` is the final key. For a join token: seconds for which it is valid, at most 900. Its
             holder sends the final key by Enroll.

@@ -39,6 +39,8 @@ RELAYS = 7
 """The first protocol that has node relays."""
 STACKS = 7
 """The first protocol in which agentds send the stacks of workers."""
+FIGURES = 7
+"""The first protocol in which agentds send figures of their node and workers, and the head lists viewers."""
 
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

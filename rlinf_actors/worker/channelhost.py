@@ -18,6 +18,7 @@ from rlinf_actors.net.further_arenas import owned
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
+from rlinf_actors.worker import figures
 from rlinf_actors.worker.worker import Worker
 from rlinf_actors.worker.worker_server import WorkerServer
 
@@ -53,6 +54,8 @@ class ChannelHost(Worker):
         keep = functools.partial(owned, copy=runtime.copy)
         send, watch, emulated = server.send, runtime.watched.watch, runtime.emulated
         queue_server = QueueServer(queue, send, watch, keep, ending.begin, emulated, runtime.io.loop.call_soon)
+
+        figures.channel = queue.figures
 
         if reading.active is not None:
             reading.active.leave_to_loop()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rlinf_actors import forks
+from rlinf_actors import counters, forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import call_soon
@@ -147,6 +147,7 @@ class Invocation(msgspec.Struct, eq=False):
 
         *seconds* is the time that the method ran; the caller gets it too.
         """
+        counters.call_done(self.method, seconds)
         if value is None:
             self._reply(self, frames.Ok(self.id, seconds), ())
             return
@@ -165,6 +166,7 @@ class Invocation(msgspec.Struct, eq=False):
         self._reply(self, frames.Ok(self.id, seconds), parts)
 
     def fail(self, error: BaseException) -> None:
+        counters.call_failed(self.method)
         if self.window and self.cancelled and not isinstance(error, asyncio.CancelledError):
             log.warning("%s() raised after its caller had left the stream", self.method, exc_info=error)
         if isinstance(error, CallExpiredError):
@@ -237,7 +239,7 @@ class Invocation(msgspec.Struct, eq=False):
             value = method(*args, **kwargs)
             if self.window:
                 await self._stream(value)
-                self._reply(self, frames.Ok(self.id, time.perf_counter() - start), ())
+                self.succeed(None, time.perf_counter() - start)
                 return
             if hasattr(value, "__await__"):
                 value = await value

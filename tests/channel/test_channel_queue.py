@@ -59,6 +59,18 @@ def said(commands):
     return out
 
 
+def test_figures_count_what_waits_and_what_is_out():
+    kit = Kit(maxsize=2)
+    for value in range(4):
+        kit.put(value)
+    kit.get()
+    kit.get(key=b"empty")
+    found = kit.queue.figures()
+    assert (found.items, found.out, found.puts_waiting, found.gets_waiting) == (2, 1, 1, 1)
+    assert (found.keys, found.entered, found.max_items, found.undeliverable) == (2, 3, 2, 0)
+    assert found.size == kit.queue.nbytes > 0
+
+
 def test_items_leave_in_the_order_they_came():
     kit = Kit()
     for n in range(3):

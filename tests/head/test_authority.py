@@ -23,11 +23,13 @@ from rlinf_actors.wire.client_messages import (
     GetNodes,
     GetStatus,
     Launch,
+    ReadFigures,
     ReadStacks,
     ReadTrace,
     Status,
     StopCluster,
 )
+from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.key_messages import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.trace_values import TraceQuestion
@@ -49,6 +51,7 @@ REQUESTS = {
     "EnumerateHardware": EnumerateHardware("n1", QUESTION),
     "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
     "ReadStacks": ReadStacks("n1", StackQuestion("ann", [])),
+    "ReadFigures": ReadFigures("n1", FigureQuestion("ann")),
     "DrainNode": DrainNode("n1", "me"),
     "GetNodes": GetNodes(),
     "Launch": Launch("ann", "h", "m:C", specs("h", [0], "ann")),
@@ -65,11 +68,12 @@ REQUESTS = {
 MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
-            "FlushLogs", "Detach", "EndGroup", "ReadTrace", "ReadStacks"},
+            "FlushLogs", "Detach", "EndGroup", "ReadTrace", "ReadStacks", "ReadFigures"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
-             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "ReadStacks"},
+             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "ReadStacks", "ReadFigures"},
+    "eye": {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures"},
 }  # fmt: skip
 
 
@@ -78,6 +82,7 @@ MAY = {
 def test_each_role_may_send_only_its_requests(kit, peer, verb):
     kit.token("t", "n3")
     kit.keyed["root"] = key("H")
+    kit.give("eye", "v", role="viewer")
     kit.ask("w", client_hello("w", role="worker", namespace="ann", worker_id="g-0", token="token1"))
     answer = kit.ask(peer, REQUESTS[verb])
     forbidden = isinstance(answer, Refuse) and "may not say" in answer.text
@@ -169,10 +174,40 @@ def test_driver_can_end_groups_of_its_own_jobs_only(kit):
     assert stop.reason == "me (driver 'ann') ended it: done"
 
 
-@pytest.mark.parametrize("asked", [ReadTrace("n1", TraceQuestion("ann")), ReadStacks("n1", StackQuestion("ann", []))])
-def test_a_driver_reads_traces_and_stacks_of_its_own_jobs_only(kit, asked):
+READS = [
+    ReadTrace("n1", TraceQuestion("ann")),
+    ReadStacks("n1", StackQuestion("ann", [])),
+    ReadFigures("n1", FigureQuestion("ann")),
+]
+
+
+@pytest.mark.parametrize("asked", READS)
+def test_a_driver_reads_traces_stacks_and_figures_of_its_own_jobs_only(kit, asked):
     assert "of its own jobs only" in refused(kit.ask("bob", asked))
     assert kit.ask("ann", asked) is None
+
+
+def test_a_driver_does_not_read_the_figures_of_all_jobs(kit):
+    assert "may read figures of its own jobs only, and any job is not" in refused(kit.ask("ann", ReadFigures("n1")))
+
+
+def test_a_viewer_sees_all_jobs_and_no_host_ids(kit):
+    kit.give("eye", "v", role="viewer")
+    status = kit.ask("eye", GetStatus())
+    assert {driver.namespace for driver in status.drivers} == {"ann", "bob"}
+    assert [group.name for group in status.groups] == ["g"]
+    assert not any(group.token for group in status.groups)
+    assert {node.report.host for node in status.nodes} == {""}
+    assert {event.namespace for event in kit.ask("eye", GetEvents()).events} >= {"ann", "bob"}
+    assert kit.ask("eye", ReadFigures("n1")) is None  # n1 is asked
+
+
+def test_a_viewer_has_no_session_and_cannot_stop_robots(kit):
+    kit.give("eye", "v", role="viewer")
+    assert "viewer 'eye' may not say ClientHello" in refused(kit.ask("eye", client_hello("eye", namespace="eye")))
+    for asked in (EStop("me"), EStop("me", release=True)):
+        assert "viewer 'eye' may not say EStop" in refused(kit.ask("eye", asked))
+    assert not kit.ask("admin", GetStatus()).stopped
 
 
 def test_agent_sends_output_only_to_drivers_with_workers_on_its_node(kit):

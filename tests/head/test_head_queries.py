@@ -9,9 +9,11 @@ from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.operations import SPARE_S, TRACE_S
 from rlinf_actors.wire.agent_messages import (
     Beat,
+    FiguresSent,
     Goodbye,
     HardwareFound,
     LookForHardware,
+    SendFigures,
     SendStacks,
     SendTrace,
     StacksSent,
@@ -21,11 +23,14 @@ from rlinf_actors.wire.agent_messages import (
 from rlinf_actors.wire.client_messages import (
     Enumerated,
     EnumerateHardware,
+    FiguresRead,
+    ReadFigures,
     ReadStacks,
     ReadTrace,
     StacksRead,
     TraceRead,
 )
+from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures, WorkerFigures
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
@@ -210,6 +215,18 @@ def test_node_that_sends_no_stacks_in_time_is_named(kit):
     (refusal,) = kit.refusals()
     assert (refusal.peer, refusal.kind) == (b"d1", "timeout")
     assert "stacks" in refusal.text
+
+
+def test_figures_reach_the_client_once(kit):
+    found = NodeFigures([WorkerFigures("w-0", queued=2)], cpus=8)
+    assert kit.ask("d1", ReadFigures("n1", FigureQuestion("ns"))) is None
+    (order,) = kit.sent(SendFigures, "a:n1")
+    kit.tell("a:n1", StacksSent(order.id, SHOWN))  # no answer to this order
+    assert kit.answers() == []
+    kit.tell("a:n1", FiguresSent(order.id, found))
+    assert kit.answers() == [("d1", FiguresRead(found))]
+    kit.tell("a:n1", FiguresSent(order.id, found))
+    assert kit.answers() == []
 
 
 def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):

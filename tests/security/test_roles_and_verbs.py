@@ -38,5 +38,10 @@ def test_only_drivers_and_workers_may_use_groups(role):
         assert may(Member(role), verb) is (role in ("driver", "worker")), verb
 
 
-def test_every_role_but_a_join_token_may_press_the_emergency_stop():
-    assert {role for role in ROLES if may(Member(role), "EStop")} == set(ROLES) - {"enroll"}
+def test_every_role_but_a_viewer_and_a_join_token_may_press_the_emergency_stop():
+    assert {role for role in ROLES if may(Member(role), "EStop")} == set(ROLES) - {"viewer", "enroll"}
+
+
+def test_a_viewer_may_ask_and_nothing_else():
+    asks = {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures"}
+    assert {verb for verb in VERBS if may(Member("viewer"), verb)} == asks

@@ -15,6 +15,7 @@ from rlinf_actors.wire.agent_messages import (
     AgentHello,
     Beat,
     ClientHello,
+    FiguresSent,
     Flushing,
     FlushLogs,
     Goodbye,
@@ -25,6 +26,7 @@ from rlinf_actors.wire.agent_messages import (
     ProcessGone,
     Refusal,
     RefusalReport,
+    SendFigures,
     SendStacks,
     SendTrace,
     StacksSent,
@@ -51,6 +53,7 @@ from rlinf_actors.wire.client_messages import (
     EStop,
     EStopped,
     Events,
+    FiguresRead,
     FindGroup,
     GetEvents,
     GetNodes,
@@ -59,6 +62,7 @@ from rlinf_actors.wire.client_messages import (
     Launch,
     Launched,
     Nodes,
+    ReadFigures,
     ReadStacks,
     ReadTrace,
     StacksRead,
@@ -71,6 +75,17 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request, encode, number_of, verb_of
+from rlinf_actors.wire.figure_values import (
+    ChannelFigures,
+    DeviceFigures,
+    DiskFigures,
+    FigureQuestion,
+    MethodFigures,
+    NodeFigures,
+    PathFigures,
+    ProcessFigures,
+    WorkerFigures,
+)
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart, WorkerBatch, WorkerRow
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
@@ -104,6 +119,15 @@ ANSWER = HardwareAnswer([Piece("Arm", "v1", "lab:Info", "{}", "ip", ["Arm:ip"])]
 STACKS = WorkerStacks(
     "w-0", "step", 5.5, 1, [Wait("recv() from g:1", 3.5, ["g:1"], "MainThread", True, 9.0)],
     [Stack("MainThread", [StackFrame("/a.py", 3, "C.step")]), Stack("t", is_task=True, count=3)], 2,
+)  # fmt: skip
+
+FIGURES = NodeFigures(
+    [WorkerFigures(
+        "w-0", ProcessFigures(1.5, 1 << 20, 3, 9), "step", 0.5, 2, [MethodFigures("step", 3, 1, 0.5, [1, 2])],
+        [PathFigures("shared", 1, 1 << 20)], 100, 1, ChannelFigures(3, 300, 1, 1, 0, 0, 0, 9, 10, 1 << 30), 0.001,
+    ), WorkerFigures("w-1", fault="it has ended")],
+    ProcessFigures(), 100.0, 8, 0.5, 1 << 34, 1 << 33, 0.001, [DeviceFigures("NV_GPU", 50, 60, 1 << 36, 1 << 30)], 3.0,
+    [DiskFigures("logs", "/var/log", 1 << 40, 1 << 39)], 0.5,
 )  # fmt: skip
 
 BODIES = [
@@ -167,6 +191,10 @@ BODIES = [
     StacksRead([STACKS]),
     SendStacks("e-3", StackQuestion("ns", ["w-0"])),
     StacksSent("e-3", [STACKS, WorkerStacks("w-1", fault="it has ended")]),
+    ReadFigures("id"),
+    FiguresRead(FIGURES),
+    SendFigures("e-4", FigureQuestion("ns")),
+    FiguresSent("e-4", FIGURES),
     DrainNode("id", "kim@lab", "new disk", True),
     Drained(NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk", protocol=7)),
     WorkersHealth([WorkerHealth("w-0", "it does not answer", for_s=5.5)]),

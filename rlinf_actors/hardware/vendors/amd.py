@@ -83,6 +83,14 @@ def _known(model: str, uuid: str, memory_bytes: int, utilization: int, temperatu
     }
 
 
+def measure(environ: Mapping[str, str]) -> FoundAccelerators:
+    """Return what `find` returns, with the memory in use."""
+    machine, found = Machine.of(environ), find(environ)
+    for info in found.infos:
+        info.memory_used_bytes = machine.number(f"/sys/bus/pci/devices/{info.pci_bus}/mem_info_vram_used", -1)
+    return found
+
+
 # --- the kernel ---
 
 
