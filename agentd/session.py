@@ -38,6 +38,7 @@ from rlinf_actors.wire.agent_messages import (
     StartWorkers,
     StopLooking,
     StopWorkers,
+    SwitchTraces,
     TraceSent,
     Unwatch,
     Watch,
@@ -228,6 +229,8 @@ class Session:
             self._traces.append(command)
             if self._trace_turn is None:
                 self._send_trace()
+        elif isinstance(command, SwitchTraces):
+            workers.traces.switch(command, self._notify)
         elif isinstance(command, SendStacks):
             workers.questions.ask_stacks(command, self._notify)
         elif isinstance(command, SendFigures):

@@ -1,8 +1,8 @@
 """The events that `AgentState.handle` takes, and the commands that it returns (agentd.node_state). Plain data.
 
 Some commands are messages of the head (wire.agent_messages) that the state passes on: StopWorkers, FlushLogs, Watch,
-Unwatch, LookForHardware, SendTrace, SendStacks, SendFigures, StopLooking, and StartWorkers without the workers that run
-already.
+Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, StopLooking, and StartWorkers without the
+workers that run already.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rlinf_actors.wire.agent_messages import (
     StartWorkers,
     StopLooking,
     StopWorkers,
+    SwitchTraces,
     Unwatch,
     Watch,
     Welcome,
@@ -236,11 +237,13 @@ class EndAgent(msgspec.Struct, frozen=True):
     text: str
 
 
-PASSED_ON = (FlushLogs, LookForHardware, SendFigures, SendStacks, SendTrace, StopLooking, Watch, Unwatch)
+PASSED_ON = (
+    FlushLogs, LookForHardware, SendFigures, SendStacks, SendTrace, StopLooking, SwitchTraces, Watch, Unwatch,
+)  # fmt: skip
 """Messages of the head that the state passes on as they are."""
 
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
-    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SendStacks, SendFigures, StopLooking, CheckHead,
-    LogStatus, Registration, EndAgent,
+    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures,
+    StopLooking, CheckHead, LogStatus, Registration, EndAgent,
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """The traces of this node's workers: files in the run directory that the workers write and agentd sends on request.
 
-A worker's file stays after the worker's end, also after kill -9, until the driver has collected it (a TraceQuestion
-with `drop`), KEPT_S after the last worker of the job has ended, or the end of agentd. Loop thread only. agentd never
-interprets the contents.
+A worker records from its start if its driver's configuration says so, or from a TraceSwitch on. Its file stays after
+its end, also after kill -9, until the driver has collected it (a TraceQuestion with `drop`), KEPT_S after the last
+worker of the job has ended, or the end of agentd. Loop thread only. agentd never interprets the contents.
 """
 
 from __future__ import annotations
@@ -14,21 +14,44 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from agentd.launch_plan import file_name
 from agentd.logs import opened
 from agentd.users import User, as_user, remove_tree
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.tracing.clocks import Sample
-from rlinf_actors.wire.trace_values import MAX_TRACE_FILES, MAX_TRACE_SLICE, TraceQuestion, TraceSlice
+from rlinf_actors.wire.agent_messages import SwitchTraces, TracesSwitched
+from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded
+from rlinf_actors.wire.trace_values import (
+    MAX_FAULTS,
+    MAX_TRACE_FILES,
+    MAX_TRACE_SLICE,
+    SwitchedWorkers,
+    TraceQuestion,
+    TraceSlice,
+)
 from rlinf_actors.wire.values import WorkerSpec
+
+if TYPE_CHECKING:
+    from agentd.worker_process import WorkerProcess
+    from agentd.worker_questions import QuestionsOfKind
 
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
 """Seconds for which the traces of a job are kept after the end of the job's last worker on this node."""
+
+
+class _Recording(msgspec.Struct):
+    """A job that a TraceSwitch has switched on."""
+
+    events: int
+    number: int  # of all switches; part of the names of its files
 
 
 class TraceFiles:
@@ -37,22 +60,36 @@ class TraceFiles:
     Args:
         loop: loop of agentd.
         run_dir: the run directory.
+        workers: the running workers, by id.
+        questions: asks workers to record, or no longer.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        run_dir: Path,
+        workers: Mapping[str, WorkerProcess],
+        questions: QuestionsOfKind[TraceRecorded],
+    ) -> None:
         self._loop = loop
         self._root = run_dir / "trace"
+        self._workers = workers
+        self._questions = questions
         self._users: dict[str, User] = {}  # by job: as whom its workers run, if not as agentd's own user
-        self._living: dict[str, set[str]] = {}  # by job: its running workers that may write a trace
+        self._living: dict[str, set[str]] = {}  # by job: its running workers
+        self._traced: set[str] = set()  # jobs that may have files
+        self._recordings: dict[str, _Recording] = {}
+        self._new = itertools.count(1).__next__
         self._expiry: dict[str, asyncio.TimerHandle] = {}
 
     def path_for(self, spec: WorkerSpec, user: User | None = None) -> str:
         """Return the path of the file that a new worker, which runs as *user*, makes for its trace; "" if it is to
         record none.
         """
-        if not spec.trace_events:
-            return ""
         self.started(spec, user)
+        return self._new_file(spec, spec.id, user) if spec.trace_events else ""
+
+    def _new_file(self, spec: WorkerSpec, name: str, user: User | None) -> str:
         directory = self._directory(spec.namespace)
         try:
             with as_user(user):
@@ -60,27 +97,77 @@ class TraceFiles:
         except OSError as error:
             log.warning("%s:%d records no trace: %s: %s", spec.group, spec.rank, directory, explain(error))
             return ""
-        return str(directory / spec.id)
+        self._traced.add(spec.namespace)
+        return str(directory / name)
 
     def started(self, spec: WorkerSpec, user: User | None = None) -> None:
         """Note that a worker runs as *user*, so that the traces of its job are kept."""
-        if spec.trace_events:
-            if user is not None:
-                self._users[spec.namespace] = user
-            self._living.setdefault(spec.namespace, set()).add(spec.id)
-            timer = self._expiry.pop(spec.namespace, None)
-            if timer is not None:
-                timer.cancel()
+        if user is not None:
+            self._users[spec.namespace] = user
+        self._living.setdefault(spec.namespace, set()).add(spec.id)
+        timer = self._expiry.pop(spec.namespace, None)
+        if timer is not None:
+            timer.cancel()
 
     def ended(self, spec: WorkerSpec) -> None:
         """Note that a worker has ended. Without another worker of its job, its traces are kept for KEPT_S more."""
-        living = self._living.get(spec.namespace)
+        namespace, living = spec.namespace, self._living.get(spec.namespace)
         if living is None:
             return
         living.discard(spec.id)
-        if not living and spec.namespace not in self._expiry:
-            del self._living[spec.namespace]
-            self._expiry[spec.namespace] = self._loop.call_later(KEPT_S, self._drop, spec.namespace)
+        if living or namespace in self._expiry:
+            return
+        del self._living[namespace]
+        if namespace in self._traced or namespace in self._recordings:
+            self._expiry[namespace] = self._loop.call_later(KEPT_S, self._drop, namespace)
+        else:
+            self._users.pop(namespace, None)
+
+    def switch(self, order: SwitchTraces, send: Callable[[TracesSwitched], object]) -> None:
+        """Have the workers of a job record from now on, or no longer. Workers that start later follow. Call *send* when
+        the running ones have answered. To switch on what is on changes nothing.
+        """
+        asked, namespace = order.switch, order.switch.namespace
+        if not asked.events:
+            self._recordings.pop(namespace, None)
+        elif namespace not in self._recordings:
+            self._drop_recorded(namespace)
+            self._recordings[namespace] = _Recording(asked.events, self._new())
+        mine = [one for one in self._workers.values() if one.spec.namespace == namespace and one.up]
+        self._ask(mine, lambda found: send(TracesSwitched(order.id, self._summary(found))))
+
+    def worker_up(self, worker: WorkerProcess) -> None:
+        """Have a new worker record if its job is switched on."""
+        if worker.spec.namespace in self._recordings:
+            self._ask([worker], self._log_faults)
+
+    def _ask(self, workers: Iterable[WorkerProcess], send: Callable[[list[TraceRecorded]], object]) -> None:
+        packets: dict[str, RecordTrace] = {}
+        namespace = ""
+        for worker in workers:
+            spec, namespace = worker.spec, worker.spec.namespace
+            recording = self._recordings.get(namespace)
+            packet = packets[spec.id] = RecordTrace(spec.id, 0)
+            if recording is not None and not spec.trace_events:
+                path = self._new_file(spec, f"{spec.id}_t{recording.number}", worker.user)
+                packets[spec.id] = msgspec.structs.replace(packet, path=path, events=recording.events)
+        self._questions.ask(
+            namespace, list(packets), lambda id, number: msgspec.structs.replace(packets[id], request=number), send
+        )
+
+    def _summary(self, found: Sequence[TraceRecorded]) -> SwitchedWorkers:
+        faults = [text for one in found if (text := self._fault(one))]
+        return SwitchedWorkers(len(found) - len(faults), len(faults), faults[:MAX_FAULTS])
+
+    def _log_faults(self, found: Sequence[TraceRecorded]) -> None:
+        for one in found:
+            if text := self._fault(one):
+                log.warning("no trace of %s", text)
+
+    def _fault(self, answer: TraceRecorded) -> str:
+        worker = self._workers.get(answer.id)
+        name = f"{worker.spec.group}:{worker.spec.rank}" if worker is not None else answer.id
+        return f"{name}: {answer.fault}" if answer.fault else ""
 
     def adopted(self, users: Sequence[User] = ()) -> None:
         """Remove the traces of earlier jobs of which no worker runs, also those of *users*. Called after `started` for
@@ -93,6 +180,10 @@ class TraceFiles:
                 for name in _names(root):
                     if name not in kept:
                         remove_tree(str(root / name))
+        for namespace in self._living:
+            with as_user(self._users.get(namespace)), contextlib.suppress(OSError):
+                if _names(self._directory(namespace)):
+                    self._traced.add(namespace)
 
     def answer(self, question: TraceQuestion, clock: Sequence[Sample]) -> TraceSlice:
         """Return the names of a job's traces, or a part of one, or remove those of ended workers. *clock* says how
@@ -140,16 +231,26 @@ class TraceFiles:
         timer = self._expiry.pop(namespace, None)
         if timer is not None:
             timer.cancel()
-        directory, living = self._directory(namespace), self._living.get(namespace, set())
-        with as_user(self._users.get(namespace)), contextlib.suppress(OSError):  # a user may put anything there
-            for name in _names(directory):
-                if name.partition("_")[0] not in living:  # "WORKER_CHILD" is that of a child of the worker
-                    with contextlib.suppress(OSError):
-                        os.unlink(directory / name)
-            if not living:
-                directory.rmdir()
+        living = self._living.get(namespace, set())
+        # "WORKER_CHILD" is that of a child of the worker, "WORKER_tNUMBER" of a switch
+        self._remove(namespace, lambda name: name.partition("_")[0] not in living)
         if not living:
+            with as_user(self._users.get(namespace)), contextlib.suppress(OSError):
+                self._directory(namespace).rmdir()
             self._users.pop(namespace, None)
+            self._traced.discard(namespace)
+            self._recordings.pop(namespace, None)
+
+    def _drop_recorded(self, namespace: str) -> None:
+        """Remove what an earlier switch has recorded."""
+        self._remove(namespace, lambda name: "_t" in name)
+
+    def _remove(self, namespace: str, chosen: Callable[[str], bool]) -> None:
+        directory = self._directory(namespace)
+        with as_user(self._users.get(namespace)), contextlib.suppress(OSError):  # a user may put anything there
+            for name in filter(chosen, _names(directory)):
+                with contextlib.suppress(OSError):
+                    os.unlink(directory / name)
 
 
 def _names(directory: Path) -> list[str]:

@@ -17,7 +17,13 @@ import msgspec
 from rlinf_actors.wire.agent_messages import SendStacks, StacksSent
 from rlinf_actors.wire.figure_values import WorkerFigures
 from rlinf_actors.wire.stack_values import WorkerStacks
-from rlinf_actors.wire.template_protocol import FiguresShown, ShowFigures, ShowStacks, WorkerAnswer
+from rlinf_actors.wire.template_protocol import (
+    FiguresShown,
+    ShowFigures,
+    ShowStacks,
+    TraceRecorded,
+    WorkerAnswer,
+)
 
 if TYPE_CHECKING:
     from agentd.templates import TemplateProcess
@@ -36,6 +42,9 @@ class WorkerQuestions:
     Args:
         workers: the running workers, by id.
         why_silent: returns why a worker, given by its id, does not answer, for people.
+
+    Attributes:
+        traces: the questions that switch traces.
     """
 
     def __init__(
@@ -43,7 +52,8 @@ class WorkerQuestions:
     ) -> None:
         self._stacks = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerStacks(id, fault=why))
         self._figures = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerFigures(id, fault=why))
-        self._kinds: tuple[QuestionsOfKind[Any], ...] = (self._stacks, self._figures)
+        self.traces = QuestionsOfKind(loop, workers, why_silent, lambda id, why: TraceRecorded(id, 0, why))
+        self._kinds: tuple[QuestionsOfKind[Any], ...] = (self._stacks, self._figures, self.traces)
 
     def ask_stacks(self, order: SendStacks, send: Callable[[StacksSent], object]) -> None:
         """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
@@ -59,9 +69,11 @@ class WorkerQuestions:
         if isinstance(packet, FiguresShown):
             figures = msgspec.structs.replace(packet.figures, id=packet.id)
             self._figures.answered(template, packet.id, packet.request, figures)
-            return
-        stacks = msgspec.structs.replace(packet.stacks, id=packet.id)
-        self._stacks.answered(template, packet.id, packet.request, stacks)
+        elif isinstance(packet, TraceRecorded):
+            self.traces.answered(template, packet.id, packet.request, packet)
+        else:
+            stacks = msgspec.structs.replace(packet.stacks, id=packet.id)
+            self._stacks.answered(template, packet.id, packet.request, stacks)
 
     def worker_ended(self, id: str) -> None:
         for kind in self._kinds:

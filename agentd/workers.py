@@ -97,9 +97,9 @@ class Workers:
         self._devices = DeviceLocks(loop, site.resources)
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
-        self.traces = TraceFiles(loop, site.run_dir)
         self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent)
         self.figures = FigureCollector(loop, self._workers, self.questions, site)
+        self.traces = TraceFiles(loop, site.run_dir, self._workers, self.questions.traces)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
         self._starts = Starts(
             loop, site, self._templates, self._ledger, self._logs, self._workers, self._begin, self._refuse
@@ -354,6 +354,7 @@ class Workers:
                 worker.up = True
                 self._report(WorkerReady(packet.id, worker.pid, packet.endpoint, packet.port, packet.master_port))
                 self._health.worker_up(packet.id, template)
+                self.traces.worker_up(worker)
         elif isinstance(packet, (template_protocol.LockDevices, template_protocol.UnlockDevices)) and (
             worker := self._worker_of(template, packet.id)
         ):

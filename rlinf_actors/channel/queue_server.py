@@ -123,8 +123,8 @@ class QueueServer:
             self._run(self._queue.owner_gone(owner, LINK_LOST))
 
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
-        if recorder.active is not None:
-            flows.note(recorder.active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, frame.id))
+        if (active := recorder.active) is not None:
+            flows.note(active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, frame.id))
         if frame.many:
             self._many.add(peer)
         item = self._item(peer, frame.weight, parts)
@@ -136,9 +136,9 @@ class QueueServer:
         if not len(ids) == len(parts) == (len(weights) or len(ids)):
             log.warning("dropped %d puts of %s, which came with %d parts", len(ids), owner, len(parts))
             return
-        if recorder.active is not None:
+        if (active := recorder.active) is not None:
             for id in ids:
-                flows.note(recorder.active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, id))
+                flows.note(active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, id))
         if not all(type(part) is bytes for part in parts):
             parts = [part if type(part) is bytes else self._keep(part) for part in parts]
         sizes = [ITEM_BYTES + _size(part) for part in parts]
@@ -268,9 +268,9 @@ class QueueServer:
 
     def _deliver(self, command: DeliverItems) -> None:
         ticket, items, kind = command
-        if recorder.active is not None:
+        if (active := recorder.active) is not None:
             goes = flows.of_answer(ticket.peer, ticket.id)
-            flows.note(recorder.active, "item delivered", flows.CHANNEL, goes=goes)
+            flows.note(active, "item delivered", flows.CHANNEL, goes=goes)
         if self._emulated is not None:
             self._emulated.carried_for(ticket.peer, [(item.origin, item.nbytes) for item in items])
         elif not kind and ticket.peer in self._many and len(items[0].value) == 1 and not items[0].again:

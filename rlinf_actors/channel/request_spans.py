@@ -29,5 +29,5 @@ def trace_request(request: Any) -> None:
 
 def trace_sent(put: Any) -> None:
     """Record that the arrow of a put begins: it is on its way to its host."""
-    if put.span and recorder.active is not None:
-        recorder.active.flow_out(put.span, flows.of_request(put.peer.own_identity, put.call))
+    if put.span and (active := recorder.active) is not None:
+        active.flow_out(put.span, flows.of_request(put.peer.own_identity, put.call))

@@ -53,6 +53,7 @@ _COMMANDS = {
     "plan": "plan_command",
     "stack": "stack_command",
     "status": "views",
+    "trace": "trace_command",
     "units": "units_command",
     "workers": "views",
 }

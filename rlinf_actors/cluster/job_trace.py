@@ -1,8 +1,7 @@
 """The trace of a job: started with the driver's Cluster, collected from all nodes, and written as one Chrome trace.
 
-The driver asks each node, through the head, for the rings of the job's workers (wire.client_messages.ReadTrace): at the
-end, when all workers have ended, and on demand. A ring of a worker that was killed is read like any other. Times of
-other machines are moved to the driver's clock by what the heartbeats have measured (tracing.clocks).
+The driver asks each node for the rings of the job's workers (trace_files): at the end, when all workers have ended, and
+on demand.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import msgspec
 
+from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, TraceFile, TraceReport, aside, chrome_path
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.tracing import recorder, ring
-from rlinf_actors.tracing.clocks import Sample, offset_at
-from rlinf_actors.tracing.ring import ProcessTrace
-from rlinf_actors.tracing.timeline import Event, Timeline
+from rlinf_actors.tracing.clocks import offset_at
+from rlinf_actors.tracing.timeline import Timeline
 from rlinf_actors.wire.client_messages import ReadTrace, TraceRead
-from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
+from rlinf_actors.wire.trace_values import TraceQuestion
 
 if TYPE_CHECKING:
     from rlinf_actors.config.small_sections import TracerConfig
@@ -36,40 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 15.0
-"""Seconds that a node may take to send a part of a trace."""
 DEFAULT_FILE = "trace.json"
-LINES = ".jsonl"
-"""Suffix of a file with one event in each line, as RLinf writes it. The Chrome trace is then beside it."""
-
-_encode = msgspec.json.Encoder().encode
-
-_Result = TypeVar("_Result")
-
-
-class TraceReport(msgspec.Struct):
-    """The events that a trace lacks, and the accuracy of its times.
-
-    Attributes:
-        processes: number of processes in the trace.
-        fallen_out: events that found no room, by process.
-        clock_error_ms: greatest error of the times of a node that is not the driver's, by node.
-        missing: sentences about what could not be read.
-    """
-
-    processes: int = 0
-    fallen_out: dict[str, int] = msgspec.field(default_factory=dict)
-    clock_error_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    missing: list[str] = msgspec.field(default_factory=list)
-
-    def count(self, name: str, trace: ProcessTrace) -> None:
-        """Add a process to the report."""
-        self.processes += 1
-        if trace.fallen_out:
-            self.fallen_out[name] = self.fallen_out.get(name, 0) + trace.fallen_out
-        for number, what in ((trace.unnamed, "names found no room"), (trace.args_lost, "arguments were overwritten")):
-            if number:
-                self.missing.append(f"{name}: {number} {what}")
 
 
 class JobTrace:
@@ -87,6 +53,11 @@ class JobTrace:
         self._writing = asyncio.Lock()
         about = {"name": "driver", "node": os.uname().nodename, "host": runtime.host}
         self._recorder = recorder.start(config.events, about)
+        self._others = NodeTraces(runtime.ask, runtime.namespace, runtime.host, self._clock)
+
+    def _clock(self) -> tuple[float, float]:
+        session = self._runtime.head
+        return offset_at(session.clock.samples() if session is not None else [], time.monotonic())
 
     @classmethod
     def start(cls, runtime: Runtime, config: TracerConfig | None, log_dir: str | None) -> JobTrace | None:
@@ -122,7 +93,7 @@ class JobTrace:
                 log.warning(text, said)
             for line in report.missing:
                 log.warning("the trace is not complete: %s", line)
-            say(f"the trace of {report.processes} processes is in {self._chrome(self.path)} (https://ui.perfetto.dev)")
+            say(f"the trace of {report.processes} processes is in {chrome_path(self.path)} (https://ui.perfetto.dev)")
             for state in states:
                 question = TraceQuestion(self._runtime.namespace, drop=True)
                 with contextlib.suppress(RlinfActorsError):  # then its agentd drops the traces by itself, later
@@ -145,7 +116,7 @@ class JobTrace:
         chosen = path or self.path
         for line in (await self.write(states, chosen)).missing:
             log.warning("the trace is not complete: %s", line)
-        return str(self._chrome(chosen))
+        return str(chrome_path(chosen))
 
     async def write(self, states: Sequence[NodeState], path: Path) -> TraceReport:
         """Collect what all processes of the job have recorded until now, and write it to *path*. Loop thread.
@@ -156,82 +127,17 @@ class JobTrace:
         async with self._writing:
             report, timeline = TraceReport(), Timeline()
             with contextlib.ExitStack() as stack:
-                file = stack.enter_context(_TraceFile(path, self._chrome(path)))
+                file = stack.enter_context(TraceFile(path))
                 now = time.monotonic_ns()
-                own = await _aside(lambda: ring.read(bytes(self._recorder.memory)))
+                own = await aside(lambda: ring.read(bytes(self._recorder.memory)))
                 report.count("driver", own)
-                await _aside(lambda: file.add(timeline.process(own, "driver", until=now)))
-                async for name, trace, offset in self._others(states, report):
+                await aside(lambda: file.add(timeline.process(own, "driver", until=now)))
+                async for name, trace, offset in self._others.read(states, report):
                     report.count(name, trace)
-                    await _aside(partial(file.add, timeline.process(trace, name, offset)))
-                await _aside(lambda: file.add(timeline.arrows()))
+                    await aside(partial(file.add, timeline.process(trace, name, offset)))
+                await aside(lambda: file.add(timeline.arrows()))
                 file.finish(msgspec.to_builtins(report))
             return report
-
-    def _chrome(self, path: Path) -> Path:
-        return path.with_suffix(".json") if path.suffix == LINES else path
-
-    async def _others(
-        self, states: Sequence[NodeState], report: TraceReport
-    ) -> AsyncIterator[tuple[str, ProcessTrace, int]]:
-        """Yield name, trace, and offset of the clock in nanoseconds, of each traced worker."""
-        for state in states:
-            node = state.report.hostname
-            try:
-                listing = await self._ask(state, TraceQuestion(self._runtime.namespace))
-                offset, error = self._offset(state.report.host, listing)
-                if listing.names and error:
-                    report.clock_error_ms[node] = round(error * 1e3, 3)
-                for file in listing.names:
-                    data = await self._fetch(state, file)
-                    try:
-                        trace = await _aside(partial(ring.read, data))
-                    except ValueError as fault:
-                        report.missing.append(f"{file} on node {node} {fault}")
-                        continue
-                    yield str(trace.process.get("name", file)), trace, int(offset * 1e9)
-            except RlinfActorsError as fault:
-                report.missing.append(f"node {node}: {fault}")
-
-    async def _fetch(self, state: NodeState, name: str) -> bytes:
-        """Return the used part of a ring."""
-        data = bytearray()
-        events_at = 0
-        while True:
-            part = (await self._ask(state, TraceQuestion(self._runtime.namespace, name, len(data)))).data
-            if not part or (events_at and len(data) >= events_at and not part.strip(b"\0")):
-                break  # the rest of a ring that is not full is empty
-            data += part
-            if not events_at:
-                try:
-                    events_at = ring.layout_of(bytes(data[: ring.HEADER_BYTES])).events_at
-                except ValueError:
-                    break  # `read` says so
-        return bytes(data)
-
-    async def _ask(self, state: NodeState, question: TraceQuestion) -> TraceSlice:
-        answer = (await self._runtime.ask(ReadTrace(state.report.node_id, question), TraceRead, ANSWER_S)).answer
-        if answer.fault:
-            raise RlinfActorsError(answer.fault)
-        return answer
-
-    def _offset(self, host: str, listing: TraceSlice) -> tuple[float, float]:
-        """Return how far the driver's clock is ahead of a node's, and the greatest error of that, in seconds."""
-        if host == self._runtime.host:  # one kernel, and so one clock
-            return 0.0, 0.0
-        theirs, error = offset_at([Sample(*one) for one in listing.clock], listing.now)
-        session = self._runtime.head
-        ours, own_error = offset_at(session.clock.samples() if session is not None else [], time.monotonic())
-        return theirs - ours, error + own_error
-
-
-async def _aside(function: Callable[[], _Result]) -> _Result:
-    """Run *function* on another thread; here if the interpreter ends, because it then starts no more threads."""
-    try:
-        running = asyncio.get_running_loop().run_in_executor(None, function)
-    except RuntimeError:
-        return function()
-    return await running
 
 
 class TracedCluster:
@@ -277,42 +183,3 @@ class TracedCluster:
             await self._trace.finish(self._states)
         elif self._trace is not None:
             recorder.stop()
-
-
-class _TraceFile:
-    """Writes the events of a trace to a new file, which replaces the file at its path when it is complete."""
-
-    def __init__(self, path: Path, chrome: Path) -> None:
-        self._paths = [chrome] if path == chrome else [chrome, path]
-        self._files: list[IO[bytes]] = []
-        self._first = True
-        self._complete = False
-
-    def __enter__(self) -> _TraceFile:
-        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
-        self._files = [open(self._fresh(path), "wb") for path in self._paths]  # noqa: SIM115 - closed by __exit__
-        self._files[0].write(b'{"traceEvents":[\n')
-        return self
-
-    def add(self, events: Iterator[Event]) -> None:
-        for event in events:
-            line = _encode(event)
-            self._files[0].write(line if self._first else b",\n" + line)
-            self._first = False
-            for file in self._files[1:]:
-                file.write(line + b"\n")
-
-    def finish(self, about: dict[str, Any]) -> None:
-        self._files[0].write(b'\n],"displayTimeUnit":"ms","otherData":' + _encode(about) + b"}\n")
-        self._complete = True
-
-    def __exit__(self, *_error: object) -> None:
-        for file, path in zip(self._files, self._paths, strict=True):
-            file.close()
-            if self._complete:
-                os.replace(self._fresh(path), path)
-            else:
-                self._fresh(path).unlink(missing_ok=True)
-
-    def _fresh(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.{os.getpid()}")

@@ -129,8 +129,8 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             *parts: the pickled arguments: one value for all ranks, or one for each rank.
         """
         call = self._call = new_call()
-        if recorder.active is not None and self._peers:
-            self._begin_span(recorder.active, self._peers[0])
+        if (active := recorder.active) is not None and self._peers:
+            self._begin_span(active, self._peers[0])
         frame = frames.Call(call, self._method, self._timeout or 0.0)
         single = len(self._peers) == 1
         if single and (self._once or len(parts[0]) < 2):
@@ -215,8 +215,8 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
 
     def _wake(self, callbacks: tuple[Callable[[], object], ...], progress: Promise[None] | None) -> None:
         call_all(callbacks)
-        if self._span and self._finished and recorder.active is not None:
-            recorder.active.end(self._span)
+        if self._span and self._finished and (active := recorder.active) is not None:
+            active.end(self._span)
             self._span = 0
         if progress is not None:
             progress.resolve(None)

@@ -97,9 +97,9 @@ class _Feed:
         own = len(parts) > 1 or len(self._streams) == 1
         for index, stream in enumerate(self._streams):
             stream.call = stream.peer.open(stream)
-            if recorder.active is not None:
+            if (active := recorder.active) is not None:
                 goes = flows.of_request(stream.peer.own_identity, stream.call)
-                flows.note(recorder.active, f"{stream.peer.name}.{self.method}() streams", flows.CALL, goes=goes)
+                flows.note(active, f"{stream.peer.name}.{self.method}() streams", flows.CALL, goes=goes)
             header = frames.Stream(stream.call, self.method, WINDOW)
             stream.peer.send(header, parts[index] if own else parts[0], now=True, alone=own)
 

@@ -70,6 +70,9 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     key_messages.Enroll: lambda body: "the member of the join token",
     key_messages.RotateKey: lambda body: "its own key",
     client_messages.ReadTrace: lambda body: f"namespace {body.question.namespace!r}",
+    client_messages.SwitchTrace: lambda body: (
+        f"namespace {body.switch.namespace!r} {'on' if body.switch.events else 'off'}"
+    ),
     client_messages.ReadStacks: lambda body: f"namespace {body.question.namespace!r}",
 }
 """The requests that are actions, and what each acts on. Questions that change nothing are not logged."""

@@ -14,7 +14,15 @@ from rlinf_actors.head.commands import Message, Refused
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
-from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, ReadFigures, ReadStacks, ReadTrace
+from rlinf_actors.wire.client_messages import (
+    DrainNode,
+    EndGroup,
+    EStop,
+    ReadFigures,
+    ReadStacks,
+    ReadTrace,
+    SwitchTrace,
+)
 from rlinf_actors.wire.protocol import USERS
 
 if TYPE_CHECKING:
@@ -70,6 +78,9 @@ class Authority:
             what = f"namespace {body.question.namespace!r}" if body.question.namespace is not None else "any job"
             read = _READ[type(body)]
             raise Refused(KIND, f"{member} may read {read} of its own jobs only, and {what} is not")
+        elif isinstance(body, SwitchTrace) and not self.sees(event)(body.switch.namespace):
+            what = f"namespace {body.switch.namespace!r}"
+            raise Refused(KIND, f"{member} may trace its own jobs only, and {what} is not")
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):

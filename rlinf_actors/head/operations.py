@@ -20,7 +20,9 @@ from rlinf_actors.wire.agent_messages import (
     SendTrace,
     StacksSent,
     StopLooking,
+    SwitchTraces,
     TraceSent,
+    TracesSwitched,
     WorkersHealth,
 )
 from rlinf_actors.wire.client_messages import (
@@ -33,7 +35,9 @@ from rlinf_actors.wire.client_messages import (
     ReadStacks,
     ReadTrace,
     StacksRead,
+    SwitchTrace,
     TraceRead,
+    TraceSwitched,
     Warn,
 )
 from rlinf_actors.wire.launch_rules import Launcher
@@ -146,7 +150,7 @@ MAX_LIMIT_S = 600.0
 
 TRACE_S = 10.0
 """Time limit of a question for traces, stacks or figures, in seconds."""
-_Order = Union[LookForHardware, SendTrace, SendStacks, SendFigures]
+_Order = Union[LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures]
 
 
 class _NodeQuery(msgspec.Struct, eq=False):
@@ -186,21 +190,27 @@ class NodeQueries:
         self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
         self._forward(event, asked.node_id, SendTrace(self._name(), asked.question), "traces", TRACE_S)
 
+    def ask_to_switch_trace(self, event: commands.RequestReceived, asked: SwitchTrace) -> None:
+        """Have a node's workers of a job record a trace, or no longer; the answer goes to the sender of *event*."""
+        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
+        self._check_age(asked.node_id, STACKS, "switch traces")
+        self._forward(event, asked.node_id, SwitchTraces(self._name(), asked.switch), "traces", TRACE_S)
+
     def ask_stacks(self, event: commands.RequestReceived, asked: ReadStacks) -> None:
         """Ask a node for the stacks of workers of a job; the node's answer goes to the sender of *event*."""
         self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        self._check_age(asked.node_id, STACKS, "stacks")
+        self._check_age(asked.node_id, STACKS, "send stacks")
         self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", TRACE_S)
 
     def ask_figures(self, event: commands.RequestReceived, asked: ReadFigures) -> None:
         """Ask a node for its figures and those of its workers; the node's answer goes to the sender of *event*."""
-        self._check_age(asked.node_id, FIGURES, "figures")
+        self._check_age(asked.node_id, FIGURES, "send figures")
         self._forward(event, asked.node_id, SendFigures(self._name(), asked.question), "figures", TRACE_S)
 
     def _check_age(self, node_id: str, protocol: int, what: str) -> None:
         node = self._head.nodes.get(node_id)
         if node is not None and node.protocol < protocol:
-            raise commands.Refused("usage", f"the agentd of node {node.name} is too old to send {what}: upgrade it")
+            raise commands.Refused("usage", f"the agentd of node {node.name} is too old to {what}: upgrade it")
 
     def _name(self) -> str:
         self._number += 1
@@ -225,13 +235,15 @@ class NodeQueries:
         query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(node.peer, order))
 
-    def found(self, node: Node, body: HardwareFound | TraceSent | StacksSent | FiguresSent) -> None:
+    def found(self, node: Node, body: HardwareFound | TraceSent | TracesSwitched | StacksSent | FiguresSent) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         kind: type[_Order]
-        answer: TraceRead | StacksRead | FiguresRead | Enumerated
+        answer: TraceRead | TraceSwitched | StacksRead | FiguresRead | Enumerated
         if isinstance(body, TraceSent):
             kind, answer = SendTrace, TraceRead(body.answer)
+        elif isinstance(body, TracesSwitched):
+            kind, answer = SwitchTraces, TraceSwitched(body.answer)
         elif isinstance(body, StacksSent):
             kind, answer = SendStacks, StacksRead(body.answer)
         elif isinstance(body, FiguresSent):

@@ -401,8 +401,8 @@ class RelayBroadcast(PendingReceive):
         """
         tree = self._tree
         assert tree is not None
-        if self.span and recorder.active is not None:
-            recorder.active.flow_in(self.span, message.flow)
+        if self.span and message.flow and (active := recorder.active) is not None:
+            active.flow_in(self.span, message.flow)
         tree.in_order(lambda: self._forward(tree, message), message.tensors is not None)
         return True
 

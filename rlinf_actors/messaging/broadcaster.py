@@ -71,8 +71,8 @@ class Broadcaster:
                 parts, borrowed = contents.encode_failure(failed)
             broadcast = SourceBroadcast(value, parts, borrowed, tensors, options)
         broadcast._seen = error is not None  # the caller does not get the work
-        if recorder.active is not None:
-            broadcast.span = traced(recorder.active, broadcast, broadcast._what.replace("()", ""))
+        if (active := recorder.active) is not None:
+            broadcast.span = traced(active, broadcast, broadcast._what.replace("()", ""))
         self._tree(order).start(broadcast)
         if error is not None:
             raise error

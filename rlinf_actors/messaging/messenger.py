@@ -60,7 +60,7 @@ from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
-from rlinf_actors.tracing import flows, recorder
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import arrays, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
@@ -113,7 +113,6 @@ class Messenger:
         self._tensor_senders: dict[Peer, TensorSender] = {}
         self._watched: set[Peer] = set()
         self._broken: Recent[str, Exception] = Recent()  # living workers to which a connection was lost, by id
-        self._arrivals: Recent[tuple[str, int], int] = Recent()  # of each sender's outbox, if this process is traced
         self._unread: collections.deque[tuple[Key, ArrivedMessage]] = collections.deque()
         self.blocking = BlockingReceives(self)
         self.late_targets: dict[Key, Callable[[], None]] = {}  # to be called when a receive of the key begins to wait
@@ -164,8 +163,8 @@ class Messenger:
             return message.work
         to = addressing.address(group, rank)
         work = message.work = AsyncWork(f"send() to {to}")
-        if recorder.active is not None:
-            message.span = traced(recorder.active, work, f"send to {to}")
+        if (active := recorder.active) is not None:
+            message.span = traced(active, work, f"send to {to}")
 
         def found(peer: Peer | Exception) -> None:
             try:
@@ -257,8 +256,8 @@ class Messenger:
         return self._begin(ReceiveInto(f"recv() from {sender}", self, sender, target), sender)
 
     def _begin(self, work: R, sender: WorkerAddress) -> R:
-        if recorder.active is not None:
-            work.span = traced(recorder.active, work, f"recv from {sender}")
+        if (active := recorder.active) is not None:
+            work.span = traced(active, work, f"recv from {sender}")
         work.posted.enter()
         return work
 
@@ -345,9 +344,7 @@ class Messenger:
         elif frame.unwritten:
             tensors = self.arriving.begin(link, frame, parts)
         message = ArrivedMessage(frame.src_id, frame.size, parts, link, frame.id, tensors)
-        if recorder.active is not None:
-            number = self._arrivals[frame.src_id, frame.id] = self._arrivals.get((frame.src_id, frame.id), 0) + 1
-            message.flow = flows.of_message(frame.src_id, frame.id, number)
+        message.flow = frame.flow
         key = (frame.src, frame.stream)
         if self._unread:
             self._put_back()

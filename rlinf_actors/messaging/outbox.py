@@ -36,7 +36,7 @@ from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.tracing import flows, recorder
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames
 
 _settling = forks.free_in_children(threading.Lock())
@@ -126,7 +126,6 @@ class Outbox:
         self._window: Window[OutgoingMessage] = Window(limit)
         self._unacknowledged: dict[int, OutgoingMessage] = {}
         self._numbers = itertools.count(1)
-        self._sent = 0
         self._error: Exception | None = None
         self._id = peer.listen(self._acknowledged, anywhere=True)
         peer.on_gone(self.fail)
@@ -215,17 +214,18 @@ class Outbox:
                 self._unacknowledged[number] = message
                 settle = None
         credit = size if message.stream else self._window.ask(size)
+        active = recorder.active if message.span else None
+        flow = active.new_flow() if active is not None else 0
         frame = frames.UserMessage(
-            self._id, number, self._name, self._worker_id, message.stream, credit, message.transfer, unwritten
+            self._id, number, self._name, self._worker_id, message.stream, credit, message.transfer, unwritten, flow
         )
         self.peer.post(frames.encode(frame), parts, now=now, alone=not message.stream)
         if message.on_sent is not None:
             message.on_sent()
-        self._sent += 1
         if len(parts) == 1:  # large parts come behind the first, and are counted where their path is chosen
             counters.sent(INLINE, size - OVERHEAD)
-        if message.span and recorder.active is not None:
-            recorder.active.flow_out(message.span, flows.of_message(self._worker_id, self._id, self._sent))
+        if active is not None:
+            active.flow_out(message.span, flow)
         return settle
 
     def _allocate(self, parts: Sequence[Buffer]) -> memoryview | None:

@@ -153,8 +153,8 @@ class PendingReceive(AsyncWork[Any]):
                 if self._finished:
                     return False
                 self._message, self._finished = message, True
-                if self.span and recorder.active is not None:
-                    recorder.active.flow_in(self.span, message.flow)
+                if self.span and message.flow and (active := recorder.active) is not None:
+                    active.flow_in(self.span, message.flow)
                 callbacks, self._callbacks = self._callbacks, ()
         call_all(callbacks)
         return True

@@ -102,6 +102,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Enumerated": _HEAD,
         "ReadTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
         "TraceRead": _HEAD,
+        "SwitchTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
+        "TraceSwitched": _HEAD,
         "ReadStacks": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
         "StacksRead": _HEAD,
         "ReadFigures": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
@@ -122,6 +124,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "StopLooking": _HEAD,
         "SendTrace": _HEAD,
         "TraceSent": _AGENT,
+        "SwitchTraces": _HEAD,
+        "TracesSwitched": _AGENT,
         "SendStacks": _HEAD,
         "StacksSent": _AGENT,
         "SendFigures": _HEAD,

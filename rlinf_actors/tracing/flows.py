@@ -1,6 +1,7 @@
-"""The arrows of the library's own events: both ends of a call, a message or an item compute the same number.
+"""The arrows of the library's own events: both ends of a call or an item compute the same number.
 
-No number travels. A frame already names what an arrow is about: the process that sent it, and a number that this
+No number travels, except with messages (`UserMessage.flow`): their receiver may be switched on later than their sender.
+A frame of a call or an item already names what an arrow is about: the process that sent it, and a number that this
 process gives only once. Both are known at both ends.
 """
 
@@ -37,11 +38,6 @@ def of_request(identity: bytes | str, call: int) -> int:
 def of_answer(identity: bytes | str, call: int) -> int:
     """Return the number of the arrow of the answer to a request. The arguments are those of `of_request`."""
     return _high(identity, _BACK) | call & _LOW
-
-
-def of_message(source: str, outbox: int, number: int) -> int:
-    """Return the number of the arrow of a message: the *number*-th of an outbox of the worker with the id *source*."""
-    return _high(f"{source}/{outbox}", 0) | number & _LOW
 
 
 def note(active: Recorder, name: str, cat: str, *, came: int = 0, goes: int = 0) -> None:

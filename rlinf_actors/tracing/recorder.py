@@ -22,6 +22,10 @@ from rlinf_actors.tracing.ring import BEGIN, END, IN, INSTANT, OUT, Layout
 active: Recorder | None = None
 """The recorder of this process, None while nothing is traced."""
 
+_number = itertools.count(1).__next__
+"""Numbers of events. All recorders of a process take theirs from it, so that the end of a span that an earlier one has
+begun is not taken for the end of another span.
+"""
 _LOW = 0xFFFFFFFF
 _MORE_THREADS = "(more threads)"
 """Name of all threads after the first thousand of a process."""
@@ -53,7 +57,6 @@ class Recorder:
         self._view = memoryview(memory)
         self._layout = layout
         self.capacity = layout.capacity
-        self._number = itertools.count(1).__next__
         self._next_name = itertools.count(1).__next__
         self._next_args = itertools.count(1).__next__
         self._next_thread = itertools.count(1).__next__
@@ -62,14 +65,14 @@ class Recorder:
         self._names: dict[Any, int] = {}
         self._threads = threading.local()
         self._flows = zlib.crc32(os.urandom(8)) << 32
-        head = ring.header(layout, process)
+        head = ring.header(layout, {**process, ring.FIRST: _number()})
         self._view[: len(head)] = head
         self._make_writers()
 
     def _make_writers(self) -> None:
         """Make `begin`, `end` and `_write`. As closures they take a third less time than methods with attributes."""
         view, pack, size = self._view, ring.EVENT.pack_into, ring.EVENT.size
-        events_at, mask, number = self._layout.events_at, self._layout.capacity - 1, self._number
+        events_at, mask, number = self._layout.events_at, self._layout.capacity - 1, _number
         now, threads, new_thread = time.monotonic_ns, self._threads, self._thread
         names, new_name, new_args = self._names, self._name, self._args
 

@@ -43,6 +43,8 @@ the number of the flow, and their third number ("arguments") has the low bits of
 """
 BEGIN, END, OUT, IN, INSTANT = 1, 2, 3, 4, 5
 
+FIRST = "first"
+"""Key of the process's description: the number before that of the ring's first event."""
 OTHER = 0
 """Number of the name that stands for all names without a slot."""
 OTHER_TEXT = "(too many names)\0"
@@ -182,7 +184,8 @@ def read(data: bytes | memoryview) -> ProcessTrace:
     events = sorted(_events(data, layout))
     if not events:
         return found
-    found.fallen_out = max(0, events[-1][0] - layout.capacity)
+    first = found.process.pop(FIRST, 0)
+    found.fallen_out = max(0, events[-1][0] - (first if isinstance(first, int) else 0) - layout.capacity)
     found.last = max(event[1] for event in events)
     _sort(events, names, lambda number: _args(data, layout, number), found)
     found.threads = {number: text[1:] for number, text in names.items() if text.startswith(THREAD)}

@@ -113,6 +113,23 @@ class TraceSent(ControlMessage, frozen=True):
     answer: trace_values.TraceSlice
 
 
+class SwitchTraces(ControlMessage, frozen=True):
+    """Notice to an agentd: switch the traces of its workers as `switch` says, and send TracesSwitched with the same id.
+
+    Since protocol 7.
+    """
+
+    id: Name
+    switch: trace_values.TraceSwitch
+
+
+class TracesSwitched(ControlMessage, frozen=True):
+    """Notice of an agentd: the answer to the SwitchTraces with this id. The head ignores an unknown id."""
+
+    id: Name
+    answer: trace_values.SwitchedWorkers
+
+
 class SendStacks(ControlMessage, frozen=True):
     """Notice to an agentd: ask the workers in `question` for their stacks, and send StacksSent with the same id.
 
@@ -431,7 +448,8 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, SendTrace, TraceSent, SendStacks, StacksSent, SendFigures, FiguresSent, Watch, Unwatch, ProcessGone,
-    WorkerReady, WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
+    StopLooking, SendTrace, TraceSent, SwitchTraces, TracesSwitched, SendStacks, StacksSent, SendFigures, FiguresSent,
+    Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing,
+    RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

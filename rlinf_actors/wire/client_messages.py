@@ -70,6 +70,20 @@ class TraceRead(ControlMessage, frozen=True):
     answer: trace_values.TraceSlice
 
 
+class SwitchTrace(ControlMessage, frozen=True):
+    """Ask the head to have the workers of a job on the node `node_id` record a trace, or no longer. Since protocol 7.
+
+    Answered by TraceSwitched, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer.
+    """
+
+    node_id: Name
+    switch: trace_values.TraceSwitch
+
+
+class TraceSwitched(ControlMessage, frozen=True):
+    answer: trace_values.SwitchedWorkers
+
+
 class ReadStacks(ControlMessage, frozen=True):
     """Ask the head to have the node `node_id` send the stacks of workers, as `question` says. Since protocol 7.
 
@@ -416,10 +430,10 @@ class Drained(ControlMessage, frozen=True):
 
 
 ClientMessage = Union[
-    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, ReadStacks, StacksRead, ReadFigures,
-    FiguresRead, Launch, Launched, FindGroup, Handles, Detach, StopGroup, WorkerChanged, WatchClients, ClientGone,
-    Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop, EStopped, EndGroup, DrainNode, Drained,
-    Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker,
-    FoundWorker,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, SwitchTrace, TraceSwitched, ReadStacks,
+    StacksRead, ReadFigures, FiguresRead, Launch, Launched, FindGroup, Handles, Detach, StopGroup, WorkerChanged,
+    WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop, EStopped, EndGroup,
+    DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup,
+    LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
 """Every control message between clients and the head."""

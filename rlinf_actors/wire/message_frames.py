@@ -78,6 +78,7 @@ class UserMessage(Frame, frozen=True, tag=20):
         transfer: the tensors that travel beside the message, None without tensors.
         unwritten: size of the last part in bytes if the sender still writes it (Written); 0 if all parts are complete.
             Only for receivers whose Memory has `pieces`. The receiver does not answer such a message with Held.
+        flow: number of the message's arrow in the trace of the job, 0 if the sender records none.
     """
 
     id: int
@@ -88,6 +89,7 @@ class UserMessage(Frame, frozen=True, tag=20):
     size: int
     transfer: Union[TensorTransfer, None] = None
     unwritten: int = 0
+    flow: int = 0
 
 
 class Held(Frame, frozen=True, tag=21):

@@ -188,6 +188,23 @@ class DevicesBusy(ControlMessage, frozen=True):
     text: Text
 
 
+class RecordTrace(ControlMessage, frozen=True):
+    """Packet of agentd: the worker records a trace in a new file from now on, or no longer.
+
+    The worker's I/O thread answers with TraceRecorded. A worker that records already because its driver's configuration
+    says so goes on as it is.
+
+    Attributes:
+        path: the file that the worker makes, "" to record no longer.
+        events: number of events that it keeps.
+    """
+
+    id: Name
+    request: int
+    path: Path = ""
+    events: int = 0
+
+
 class ShowStacks(ControlMessage, frozen=True):
     """Packet of agentd, passed on by the template: the worker's I/O thread answers with StacksShown."""
 
@@ -346,6 +363,14 @@ class Pong(ControlMessage, frozen=True):
     waiting: int = 0
 
 
+class TraceRecorded(ControlMessage, frozen=True):
+    """Answer of a worker's I/O thread to RecordTrace, with its `request`. `fault` says why it records none."""
+
+    id: Name
+    request: int
+    fault: Text = ""
+
+
 class StacksShown(ControlMessage, frozen=True):
     """Answer of a worker's I/O thread to ShowStacks, with its `request`. The template passes it on."""
 
@@ -428,10 +453,10 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
 
-WorkerQuestion = Union[ShowStacks, ShowFigures]
+WorkerQuestion = Union[ShowStacks, ShowFigures, RecordTrace]
 """Packets of agentd that the template passes on to the worker with their `id`. The worker's I/O thread answers."""
-WorkerAnswer = Union[StacksShown, FiguresShown]
-WORKER_ANSWERS = (StacksShown, FiguresShown)
+WorkerAnswer = Union[StacksShown, FiguresShown, TraceRecorded]
+WORKER_ANSWERS = (StacksShown, FiguresShown, TraceRecorded)
 """The answers, with the `request` of the question. The template passes them on to agentd."""
 ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping, NodeRegistered, WorkerQuestion]
 ToTemplate = Union[

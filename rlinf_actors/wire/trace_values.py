@@ -7,13 +7,46 @@ from typing import Annotated
 from msgspec import Meta
 
 from rlinf_actors.wire.bounds import Name, Path, Text
-from rlinf_actors.wire.protocol import Number
+from rlinf_actors.wire.protocol import Count, Number
 from rlinf_actors.wire.values import Value
 
 MAX_TRACE_SLICE = 1 << 18
 """Most bytes of a trace in one message."""
 MAX_TRACE_FILES = 4096
 """Most names of traces in one message."""
+
+
+MAX_FAULTS = 16
+"""Most workers of a node whose reasons are in one answer to a TraceSwitch."""
+
+
+class TraceSwitch(Value, frozen=True):
+    """Request to a node: its workers of a job are to record a trace from now on, or no longer.
+
+    Attributes:
+        namespace: the job.
+        events: number of events that each worker keeps, 0 to record no longer. Workers that record already because
+            their driver's configuration says so go on as they are.
+    """
+
+    namespace: Name
+    events: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
+
+
+class SwitchedWorkers(Value, frozen=True):
+    """Answer of a node to a TraceSwitch.
+
+    Attributes:
+        workers: number of workers that have confirmed.
+        failed: number of workers that have not.
+        faults: why not, for people, of the first of them.
+    """
+
+    workers: Count = 0
+    failed: Count = 0
+    faults: Annotated[
+        list[Text], Meta(max_length=MAX_FAULTS, title="sixteen", description="One for each of the first workers.")
+    ] = []
 
 
 class TraceQuestion(Value, frozen=True):

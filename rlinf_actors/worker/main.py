@@ -61,7 +61,7 @@ from rlinf_actors.worker.executors import (
 from rlinf_actors.worker.figures import worker_figures
 from rlinf_actors.worker.lease_guard import Guard
 from rlinf_actors.worker.master_store import serve_on_one_address
-from rlinf_actors.worker.opening import open_worker
+from rlinf_actors.worker.opening import open_worker, switch_trace
 from rlinf_actors.worker.resized import resized
 from rlinf_actors.worker.stacks import worker_stacks
 from rlinf_actors.worker.standstill import Unwound
@@ -244,6 +244,7 @@ def _start(
     control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
     control.serve(packets.ShowStacks, lambda packet: control.post(_stacks_shown(spec.id, packet.request, server)))
     control.serve(packets.ShowFigures, lambda packet: control.post(_figures_shown(context, packet)))
+    control.serve(packets.RecordTrace, lambda packet: control.post(switch_trace(packet, context)))
     master_port = context.ports.hold() if spec.rank == 0 else 0
     control.send(packets.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port))
     return context

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlinf_actors.cluster.connect import WorkerJob
 from rlinf_actors.config.net_emulation_config import NetEmulationConfig
+from rlinf_actors.exhaustion import explain
 from rlinf_actors.messaging.broadcaster import Broadcaster
 from rlinf_actors.messaging.cuda_ipc import LazyDevices
 from rlinf_actors.messaging.messenger import Messenger
@@ -27,7 +28,7 @@ from rlinf_actors.security.job import JobGate, job_name
 from rlinf_actors.settings import Settings
 from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.template_protocol import WorkerPlace
+from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded, WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker.context import WorkerContext, make_logger
 from rlinf_actors.worker.joining import RejectedPeers
@@ -39,11 +40,28 @@ from rlinf_actors.worker.worker_server import WorkerServer
 def _trace(address: WorkerAddress, spec: WorkerSpec, place: WorkerPlace) -> None:
     """Record a trace of this process from now on. Without room for it, say so in the worker's log, and record none."""
     below = "".join(f"_{rank}" for rank in address.rank_path[1:])  # of a child member
-    about = {"name": address.get_name(), "node": place.node, "host": place.host}
     try:
-        recorder.start(spec.trace_events, about, place.trace_path + below)
+        recorder.start(spec.trace_events, _about(address, place), place.trace_path + below)
     except OSError as error:
         make_logger(address.get_name()).warning("this process records no trace: %s: %s", place.trace_path, error)
+
+
+def _about(address: WorkerAddress, place: WorkerPlace) -> dict[str, str]:
+    return {"name": address.get_name(), "node": place.node, "host": place.host}
+
+
+def switch_trace(packet: RecordTrace, context: WorkerContext) -> TraceRecorded:
+    """Record a trace of this worker from now on, or no longer, as agentd asks. I/O thread."""
+    fault = ""
+    if not packet.path and not context.spec.trace_events:
+        recorder.stop()
+    elif packet.path and recorder.active is None:
+        try:
+            recorder.start(packet.events, _about(context.address, context.place), packet.path)
+        except OSError as error:
+            fault = f"{packet.path}: {explain(error)}"
+    context.server.trace_changed()
+    return TraceRecorded(packet.id, packet.request, fault)
 
 
 SWITCH_INTERVAL_S = 0.0002

@@ -145,6 +145,10 @@ class WorkerServer:
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
         self.constructed = threading.Event()
 
+    def trace_changed(self) -> None:
+        """Show calls in the trace from now on if this process records one, else no longer."""
+        self._made = Invocation if recorder.active is None else TracedInvocation
+
     @property
     def executor(self) -> Executor | None:
         """Runs the calls; None until the user's class is constructed."""

@@ -7,21 +7,78 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from agentd import traces
 from agentd.traces import TraceFiles
 from agentd.users import User, as_user
+from agentd.worker_questions import QuestionsOfKind
 from rlinf_actors.tracing.clocks import Sample
 from rlinf_actors.wire import control_codec
-from rlinf_actors.wire.agent_messages import TraceSent
-from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, TraceQuestion
+from rlinf_actors.wire.agent_messages import SwitchTraces, TraceSent
+from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded
+from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, SwitchedWorkers, TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import WorkerSpec
 
 
 def spec(id: str, namespace: str = "job", events: int = 1024) -> WorkerSpec:
     return WorkerSpec(id, "g", namespace, 0, 1, 0, {}, trace_events=events)
+
+
+class Template:
+    """Takes the packets for its workers. `answer` has the workers answer all that were not answered before."""
+
+    def __init__(self) -> None:
+        self.sent: list[RecordTrace] = []
+        self.send = self.sent.append
+
+
+class Scene:
+    """The traces of workers that one template has forked."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path) -> None:
+        self.template = Template()
+        self.workers: dict[str, Any] = {}
+        self.questions = QuestionsOfKind(
+            loop, self.workers, lambda id: "it is silent", lambda id, why: TraceRecorded(id, 0, why)
+        )
+        self.files = TraceFiles(loop, run_dir, self.workers, self.questions)
+        self.answers: list[SwitchedWorkers] = []
+
+    def start(self, id: str, namespace: str = "job", events: int = 0, up: bool = True) -> Any:
+        worker = SimpleNamespace(spec=spec(id, namespace, events), up=up, template=self.template, user=None)
+        self.files.path_for(worker.spec)
+        self.workers[id] = worker
+        return worker
+
+    def switch(self, events: int, namespace: str = "job") -> None:
+        order = SwitchTraces("q", TraceSwitch(namespace, events))
+        self.files.switch(order, lambda sent: self.answers.append(sent.answer))
+
+    def answer(self, fault: str = "") -> list[RecordTrace]:
+        asked = list(self.template.sent)
+        self.template.sent.clear()
+        for packet in asked:
+            if packet.path and not Path(packet.path).exists():
+                write(packet.path)
+            answer = TraceRecorded(packet.id, packet.request, fault)
+            self.questions.answered(cast("Any", self.template), packet.id, packet.request, answer)
+        return asked
+
+
+def made(loop: asyncio.AbstractEventLoop, run_dir: Path) -> TraceFiles:
+    return Scene(loop, run_dir).files
+
+
+@pytest.fixture
+def scene(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(loop, tmp_path)
+    yield scene
+    scene.questions.close()
+    scene.files.close()
 
 
 def write(path: str) -> None:
@@ -37,7 +94,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def files(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> TraceFiles:
-    return TraceFiles(loop, tmp_path)
+    return made(loop, tmp_path)
 
 
 def test_worker_that_is_not_traced_gets_no_file(files: TraceFiles, tmp_path: Path) -> None:
@@ -119,7 +176,7 @@ def test_traces_that_nobody_collects_are_removed_later(tmp_path: Path, monkeypat
     monkeypatch.setattr(traces, "KEPT_S", 0.0)
 
     async def run() -> None:
-        files = TraceFiles(asyncio.get_running_loop(), tmp_path)
+        files = made(asyncio.get_running_loop(), tmp_path)
         write(files.path_for(spec("w-0")))
         files.ended(spec("w-0"))
         await asyncio.sleep(0)
@@ -138,7 +195,7 @@ def test_next_agentd_keeps_the_traces_of_running_workers_only(
 ) -> None:
     for job in ("old", "runs"):
         Path(files.path_for(spec("w-0", job))).write_bytes(b"x")
-    later = TraceFiles(loop, tmp_path)
+    later = made(loop, tmp_path)
     later.started(spec("w-0", "runs"))
     later.adopted()
     assert [path.name for path in (tmp_path / "trace").iterdir()] == ["runs"]
@@ -154,12 +211,100 @@ def test_next_agentd_removes_the_traces_of_a_users_earlier_jobs(loop: asyncio.Ab
         run_dir.mkdir(mode=0o700)
         os.chown(run_dir, 61021, 61030)
         user = User("lab", 61021, 61030, (61030,), "/", "/bin/sh", str(run_dir), "/")
-        files = TraceFiles(loop, Path(place))
+        files = made(loop, Path(place))
         for job in ("old", "runs"):
             with as_user(user):
                 write(files.path_for(spec("w-0", job), user))
-        later = TraceFiles(loop, Path(place))
+        later = made(loop, Path(place))
         later.started(spec("w-0", "runs"), user)
         later.adopted([user])
         assert os.listdir(run_dir / "trace") == ["runs"]
         later.release()
+
+
+# --- traces of running jobs ---
+
+
+def test_switch_reaches_the_workers_of_the_job_and_is_confirmed_by_them(scene: Scene) -> None:
+    scene.start("w-0")
+    scene.start("w-1")
+    scene.start("other", "another job")
+    scene.switch(2048)
+    assert scene.answers == []
+    assert [(one.id, one.events) for one in scene.answer()] == [("w-0", 2048), ("w-1", 2048)]
+    assert scene.answers == [SwitchedWorkers(2)]
+    assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0_t1", "w-1_t1"]
+    scene.switch(0)
+    assert [one.path for one in scene.answer()] == ["", ""]
+
+
+def test_worker_that_cannot_record_is_named(scene: Scene) -> None:
+    scene.start("w-0")
+    scene.switch(1024)
+    scene.answer("No space left on device")
+    assert scene.answers == [SwitchedWorkers(0, 1, ["g:0: No space left on device"])]
+
+
+def test_worker_that_starts_later_records_too_until_the_job_is_switched_off(scene: Scene) -> None:
+    scene.start("w-0", up=False)  # its process does not listen yet
+    scene.switch(1024)
+    assert scene.answers == [SwitchedWorkers()]
+    scene.workers["w-0"].up = True
+    scene.files.worker_up(scene.workers["w-0"])
+    (packet,) = scene.answer()
+    assert (packet.id, packet.events, bool(packet.path)) == ("w-0", 1024, True)
+    scene.switch(0)
+    scene.answer()
+    scene.files.worker_up(scene.start("w-1"))
+    assert scene.template.sent == []
+
+
+def test_new_switch_begins_new_files_and_a_repeated_one_changes_nothing(scene: Scene) -> None:
+    scene.start("w-0")
+    scene.switch(1024)
+    scene.answer()
+    scene.switch(1024)
+    assert [one.path.rpartition("/")[2] for one in scene.answer()] == ["w-0_t1"]
+    scene.switch(0)
+    scene.answer()
+    assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0_t1"]  # to be fetched
+    scene.switch(1024)
+    scene.answer()
+    assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0_t2"]
+
+
+def test_worker_that_records_for_its_driver_goes_on_as_it_is(scene: Scene) -> None:
+    worker = scene.start("w-0", events=1024)
+    write(scene.files.path_for(worker.spec))
+    for events in (2048, 0, 2048):
+        scene.switch(events)
+        assert [one.path for one in scene.answer()] == [""]
+    assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0"]
+
+
+def test_recording_of_a_job_ends_with_its_files(scene: Scene, loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    worker = scene.start("w-0")
+    scene.switch(1024)
+    scene.answer()
+    del scene.workers["w-0"]
+    scene.files.ended(worker.spec)
+    assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0_t1"]
+    scene.files.answer(TraceQuestion("job", drop=True), [])
+    assert list((tmp_path / "trace").iterdir()) == []
+    scene.files.worker_up(scene.start("w-1"))
+    assert scene.template.sent == []
+
+
+def test_next_agentd_keeps_the_files_of_a_switched_job(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    earlier = Scene(loop, tmp_path)
+    worker = earlier.start("w-0")
+    earlier.switch(1024)
+    earlier.answer()
+    earlier.questions.close()
+    later = Scene(loop, tmp_path)
+    later.files.started(worker.spec)
+    later.files.adopted()
+    assert later.files.answer(TraceQuestion("job"), []).names == ["w-0_t1"]
+    later.files.ended(worker.spec)
+    later.files.answer(TraceQuestion("job", drop=True), [])
+    assert list((tmp_path / "trace").iterdir()) == []

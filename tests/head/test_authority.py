@@ -28,11 +28,12 @@ from rlinf_actors.wire.client_messages import (
     ReadTrace,
     Status,
     StopCluster,
+    SwitchTrace,
 )
 from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.key_messages import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.stack_values import StackQuestion
-from rlinf_actors.wire.trace_values import TraceQuestion
+from rlinf_actors.wire.trace_values import TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import HardwareQuestion
 
 
@@ -52,6 +53,7 @@ REQUESTS = {
     "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
     "ReadStacks": ReadStacks("n1", StackQuestion("ann", [])),
     "ReadFigures": ReadFigures("n1", FigureQuestion("ann")),
+    "SwitchTrace": SwitchTrace("n1", TraceSwitch("ann", 1024)),
     "DrainNode": DrainNode("n1", "me"),
     "GetNodes": GetNodes(),
     "Launch": Launch("ann", "h", "m:C", specs("h", [0], "ann")),
@@ -68,11 +70,11 @@ REQUESTS = {
 MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
-            "FlushLogs", "Detach", "EndGroup", "ReadTrace", "ReadStacks", "ReadFigures"},
+            "FlushLogs", "Detach", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
-             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "ReadStacks", "ReadFigures"},
+             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures"},
     "eye": {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures"},
 }  # fmt: skip
 
@@ -174,16 +176,10 @@ def test_driver_can_end_groups_of_its_own_jobs_only(kit):
     assert stop.reason == "me (driver 'ann') ended it: done"
 
 
-READS = [
-    ReadTrace("n1", TraceQuestion("ann")),
-    ReadStacks("n1", StackQuestion("ann", [])),
-    ReadFigures("n1", FigureQuestion("ann")),
-]
-
-
-@pytest.mark.parametrize("asked", READS)
-def test_a_driver_reads_traces_stacks_and_figures_of_its_own_jobs_only(kit, asked):
-    assert "of its own jobs only" in refused(kit.ask("bob", asked))
+@pytest.mark.parametrize("verb", ["ReadTrace", "ReadStacks", "ReadFigures", "SwitchTrace"])
+def test_a_driver_reads_and_switches_traces_stacks_and_figures_of_its_own_jobs_only(kit, verb):
+    asked = REQUESTS[verb]
+    assert "its own jobs only" in refused(kit.ask("bob", asked))
     assert kit.ask("ann", asked) is None
 
 

@@ -18,7 +18,9 @@ from rlinf_actors.wire.agent_messages import (
     SendTrace,
     StacksSent,
     StopLooking,
+    SwitchTraces,
     TraceSent,
+    TracesSwitched,
 )
 from rlinf_actors.wire.client_messages import (
     Enumerated,
@@ -28,11 +30,13 @@ from rlinf_actors.wire.client_messages import (
     ReadStacks,
     ReadTrace,
     StacksRead,
+    SwitchTrace,
     TraceRead,
+    TraceSwitched,
 )
 from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures, WorkerFigures
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
-from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
+from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
 
 QUESTION = HardwareQuestion("Arm", 1, limit_s=10.0)
@@ -207,6 +211,15 @@ def test_stacks_reach_the_client_once(kit):
     assert kit.answers() == [("d1", StacksRead(SHOWN))]
     kit.tell("a:n1", StacksSent(order.id, SHOWN))
     assert kit.answers() == []
+
+
+def test_switched_traces_are_confirmed_to_the_client(kit):
+    assert kit.ask("d1", SwitchTrace("n1", TraceSwitch("ns", 1024))) is None
+    (order,) = kit.sent(SwitchTraces, "a:n1")
+    assert order.switch == TraceSwitch("ns", 1024)
+    kit.tell("a:n0", TracesSwitched(order.id, SwitchedWorkers(9)))  # another node's
+    kit.tell("a:n1", TracesSwitched(order.id, SwitchedWorkers(2)))
+    assert kit.answers() == [("d1", TraceSwitched(SwitchedWorkers(2)))]
 
 
 def test_node_that_sends_no_stacks_in_time_is_named(kit):

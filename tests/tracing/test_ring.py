@@ -207,3 +207,16 @@ def test_ring_that_finds_no_room_leaves_no_file(tmp_path: Path, monkeypatch: pyt
         recorder.start(1000, {}, str(tmp_path / "ring"))
     assert list(tmp_path.iterdir()) == []
     assert recorder.active is None
+
+
+def test_later_recorder_of_a_process_does_not_end_spans_of_the_earlier_one() -> None:
+    first = new()
+    spans = [first.begin(f"old {n}") for n in range(3)]
+    second = new()
+    own = [second.begin(f"new {n}") for n in range(3)]
+    for span in spans:
+        second.end(span)  # the trace was switched off and on meanwhile
+    second.end(own[0])
+    found = read(second)
+    assert (found.fallen_out, found.cut) == (0, 3)
+    assert [(span.name, span.end >= 0) for span in found.spans] == [("new 0", True), ("new 1", False), ("new 2", False)]

@@ -33,7 +33,9 @@ from rlinf_actors.wire.agent_messages import (
     StartWorkers,
     StopLooking,
     StopWorkers,
+    SwitchTraces,
     TraceSent,
+    TracesSwitched,
     Unwatch,
     Watch,
     Welcome,
@@ -69,7 +71,9 @@ from rlinf_actors.wire.client_messages import (
     Status,
     StopCluster,
     StopGroup,
+    SwitchTrace,
     TraceRead,
+    TraceSwitched,
     Warn,
     WatchClients,
     WorkerChanged,
@@ -90,7 +94,7 @@ from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Ke
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart, WorkerBatch, WorkerRow
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.stack_values import Stack, StackFrame, StackQuestion, Wait, WorkerStacks
-from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
+from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 from rlinf_actors.wire.values import (
     ClusterEvent,
     Endpoint,
@@ -187,6 +191,10 @@ BODIES = [
     TraceRead(TraceSlice(data=b"x", now=3.5, clock=[(1.0, 2.0, 0.5)])),
     SendTrace("e-2", TraceQuestion("ns", drop=True)),
     TraceSent("e-2", TraceSlice(["w-0"], fault="x")),
+    SwitchTrace("id", TraceSwitch("ns", 1024)),
+    TraceSwitched(SwitchedWorkers(3, 1, ["g:0: no room"])),
+    SwitchTraces("e-4", TraceSwitch("ns")),
+    TracesSwitched("e-4", SwitchedWorkers(1)),
     ReadStacks("id", StackQuestion("ns", ["w-0"])),
     StacksRead([STACKS]),
     SendStacks("e-3", StackQuestion("ns", ["w-0"])),

@@ -1,0 +1,177 @@
+"""The commands `rlinf-actors trace start|stop|fetch`: a timeline of a running job, without a change to its program.
+
+The head passes `start` and `stop` to the agentds of the job's workers, which tell the workers' I/O threads. The workers
+record in files (agentd.traces), which `fetch` reads and makes into one Chrome trace (cluster.trace_files).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from rlinf_actors.cli.job_command import find_job, jobs_of
+from rlinf_actors.cli.output import echo, json_option, note, plain, show, warn
+from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, TraceFile, TraceReport, aside, chrome_path
+from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.net import discovery
+from rlinf_actors.tracing.ring import DEFAULT_EVENTS, MAX_EVENTS
+from rlinf_actors.tracing.timeline import Timeline
+from rlinf_actors.wire.client_messages import ReadTrace, Status, SwitchTrace, TraceRead, TraceSwitched
+from rlinf_actors.wire.protocol import STACKS
+from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSwitch
+from rlinf_actors.wire.values import NodeState
+
+ASKED_NODES = 32
+"""Most nodes that are asked at a time."""
+
+job_option = click.option("--job", "job", default="", metavar="NAME", help="The job. Default: the only one that runs.")
+
+
+@click.group()
+def trace() -> None:
+    """Record a timeline of a running job: calls, messages, channel operations and spans of all its workers.
+
+    The workers record. The job's driver is not in the timeline, unless its configuration has a `tracer` section.
+    """
+
+
+@trace.command()
+@job_option
+@click.option(
+    "--events",
+    default=DEFAULT_EVENTS,
+    show_default=True,
+    type=click.IntRange(1, MAX_EVENTS),
+    metavar="NUMBER",
+    help="Events that each worker keeps: the newest ones. An event takes 48 bytes.",
+)
+@head_option
+@json_option
+def start(job: str, events: int, head: str | None, as_json: bool) -> None:
+    """Have all workers of a job record from now on, also those that start later."""
+    _switch(job, events, head, as_json)
+
+
+@trace.command()
+@job_option
+@head_option
+@json_option
+def stop(job: str, head: str | None, as_json: bool) -> None:
+    """Have the workers of a job record no longer.
+
+    What they have recorded stays until the next `trace start`, or until 10 minutes after the job's last worker.
+    """
+    _switch(job, 0, head, as_json)
+
+
+@trace.command()
+@job_option
+@click.option(
+    "--output", "-o", default="trace.json", show_default=True, metavar="FILE", help="The file to write, for Perfetto."
+)
+@head_option
+@json_option
+def fetch(job: str, output: str, head: str | None, as_json: bool) -> None:
+    """Write what the workers of a job have recorded until now. Open the file at https://ui.perfetto.dev."""
+    endpoint, status = _status(head)
+    name = _chosen(status, job)
+    path = Path(output)
+    report = asyncio.run(_fetch(endpoint, name, _nodes_of(status), path))
+    for process, count in sorted(report.fallen_out.items()):
+        warn(f"{process}: {count} events are not in the trace, because later ones took their room (start --events)")
+    for line in report.missing:
+        warn(f"the trace is not complete: {line}")
+    if not report.processes:
+        raise RlinfActorsError(f"job {name!r} has recorded nothing: run `rlinf-actors trace start --job {name}` first")
+    found = {"job": name, "file": str(chrome_path(path)), **msgspec.to_builtins(report)}
+    show(as_json, found, f"the trace of {report.processes} workers is in {chrome_path(path)} (https://ui.perfetto.dev)")
+
+
+def _switch(job: str, events: int, head: str | None, as_json: bool) -> None:
+    endpoint, status = _status(head)
+    name = _chosen(status, job)
+    answers = asyncio.run(_ask_nodes(endpoint, TraceSwitch(name, events), _nodes_of(status, name)))
+    faults = [f"node {node}: {text}" for node, one in answers.items() for text in one.faults]
+    found = {
+        "job": name,
+        "recording": bool(events),
+        "workers": sum(one.workers for one in answers.values()),
+        "failed": sum(one.failed for one in answers.values()),
+        "faults": faults,
+    }
+    what = "record" if events else "record no longer"
+    show(as_json, found, f"{found['workers']} workers of job {name} {what}")
+    for text in faults:
+        echo(plain(text), err=True)
+    if faults:
+        raise RlinfActorsError(f"some workers of job {name!r} have not confirmed that they {what} (above)")
+    if events:
+        note(f"to look at it: rlinf-actors trace fetch --job {name}")
+
+
+def _status(head: str | None) -> tuple[str, Status]:
+    endpoint, status = status_of(head)
+    if status.protocol < STACKS:
+        raise UsageError(f"the head there is rlinf-actors {status.version} and cannot start traces: upgrade it")
+    return endpoint, status
+
+
+def _chosen(status: Status, job: str) -> str:
+    jobs = jobs_of(status)
+    if job:
+        return str(find_job(jobs, job)["name"])
+    if len(jobs) != 1:
+        known = ", ".join(one["name"] for one in jobs) or "none at all"
+        raise UsageError(f"name the job (--job NAME); there are: {known}")
+    return str(jobs[0]["name"])
+
+
+def _nodes_of(status: Status, job: str = "") -> list[NodeState]:
+    """Return the living nodes, if *job* is given those with workers of it."""
+    used = {
+        worker.node_rank
+        for group in status.groups
+        for worker in group.workers
+        if group.namespace == job and worker.state != "gone"
+    }
+    return [node for node in status.nodes if node.state != "lost" and (not job or node.rank in used)]
+
+
+async def _ask_nodes(endpoint: str, switch: TraceSwitch, nodes: Sequence[NodeState]) -> dict[str, SwitchedWorkers]:
+    at_once = asyncio.Semaphore(ASKED_NODES)
+
+    async def ask(client: Any, node: NodeState) -> SwitchedWorkers:
+        async with at_once:
+            try:
+                answer = await client.request(SwitchTrace(node.report.node_id, switch), ANSWER_S)
+                return expected(answer, TraceSwitched).answer
+            except RlinfActorsError as error:
+                return SwitchedWorkers(faults=[str(error)])
+
+    async with observing(endpoint, discovery.client_settings()) as client:
+        answers = await asyncio.gather(*(ask(client, node) for node in nodes))
+    return {node.report.hostname: answer for node, answer in zip(nodes, answers, strict=True)}
+
+
+async def _fetch(endpoint: str, job: str, nodes: Sequence[NodeState], path: Path) -> TraceReport:
+    report, timeline = TraceReport(), Timeline()
+    async with observing(endpoint, discovery.client_settings()) as client:
+
+        async def ask(request: ReadTrace, kind: type[TraceRead], timeout: float) -> TraceRead:
+            return expected(await client.request(request, timeout), kind)
+
+        with TraceFile(path) as file:
+            async for name, found, offset in NodeTraces(ask, job).read(nodes, report):
+                report.count(name, found)
+                await aside(partial(file.add, timeline.process(found, name, offset)))
+            await aside(lambda: file.add(timeline.arrows()))
+            if report.processes:
+                file.finish(msgspec.to_builtins(report))
+    return report
