@@ -197,6 +197,7 @@ class Daemon:
         from rlinf_actors.head import state_place
         from rlinf_actors.head.audit import AuditLog
         from rlinf_actors.head.commands import Timing
+        from rlinf_actors.head.event_store import EventStore
         from rlinf_actors.head.server import HeadServer
         from rlinf_actors.head.store import HeadStore, own_keys
         from rlinf_actors.wire.template_protocol import ROBOT_END_S
@@ -221,6 +222,7 @@ class Daemon:
             timing=timing,
             embedded=config.embedded,
             store=HeadStore(state_dir) if state_dir is not None else None,
+            events=EventStore(state_dir) if state_dir is not None else None,
             audit=AuditLog(state_dir) if state_dir is not None else None,
             own=own_keys(self._key, Settings.load()),
             on_end=self._end_cluster,

@@ -7,6 +7,7 @@ a worker that does not, and says why.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 
 from rlinf_actors.wire.agent_messages import SendStacks, StacksSent
 from rlinf_actors.wire.figure_values import WorkerFigures
-from rlinf_actors.wire.stack_values import WorkerStacks
+from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
 from rlinf_actors.wire.template_protocol import (
     FiguresShown,
     ShowFigures,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 3.0
 """Seconds that the workers have to answer."""
+OUTSIDE_S = 50.0
+"""Seconds that the templates have to take stacks from outside: several runs of py-spy, each up to 20 s."""
 
 Answer = TypeVar("Answer")
 
@@ -58,7 +61,9 @@ class WorkerQuestions:
     def ask_stacks(self, order: SendStacks, send: Callable[[StacksSent], object]) -> None:
         """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
         asked = order.question
-        self._stacks.ask(asked.namespace, asked.ids, ShowStacks, lambda found: send(StacksSent(order.id, found)))
+        limit_s = ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S
+        ask = functools.partial(ShowStacks, level=asked.level)
+        self._stacks.ask(asked.namespace, asked.ids, ask, lambda found: send(StacksSent(order.id, found)), limit_s)
 
     def ask_figures(self, ids: Sequence[str], send: Callable[[list[WorkerFigures]], object]) -> None:
         """Ask for the figures of the workers *ids* of any jobs, and call *send* with the answer."""
@@ -122,10 +127,11 @@ class QuestionsOfKind(Generic[Answer]):
         ids: Sequence[str],
         packet: Callable[[str, int], WorkerQuestion],
         send: Callable[[list[Answer]], object],
+        limit_s: float | None = None,
     ) -> None:
         """Ask the workers *ids* of the job *namespace*, None for any job. Call *send* with their answers, in the order
-        of *ids*, once all have answered, or after ANSWER_S. *packet* makes the question for a worker, of its id and the
-        question's number.
+        of *ids*, once all have answered, or after *limit_s* seconds (None: ANSWER_S). *packet* makes the question for a
+        worker, of its id and the question's number.
         """
         number = self._new()
         question = self._questions[number] = _Question(ids, send, {}, set())
@@ -138,7 +144,7 @@ class QuestionsOfKind(Generic[Answer]):
             else:
                 question.waits.add(id)
                 worker.template.send(packet(id, number))
-        question.timer = self._loop.call_later(ANSWER_S, self._end, number)
+        question.timer = self._loop.call_later(ANSWER_S if limit_s is None else limit_s, self._end, number)
         self._end_if_complete(number)
 
     def answered(self, template: TemplateProcess, id: str, number: int, answer: Answer) -> None:

@@ -27,6 +27,8 @@ TIMEOUT_MINUTES = "RLINF_TIMEOUT"
 LOG_LEVEL = "RLINF_LOG_LEVEL"
 CATCH_FAILURE = "RLINF_CATCH_FAILURE"
 """1: workers print their Python stacks when SIGQUIT, SIGUSR1 or SIGUSR2 ends them."""
+PTRACE = "RLINF_ACTORS_PTRACE"
+"""1: workers let all processes that their template starts trace them, from their start."""
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 HEADS_DIR = "RLINF_ACTORS_HEADS"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
@@ -293,7 +295,7 @@ def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     *environ* is the driver's environment, None for ``os.environ``.
     """
     env = os.environ if environ is None else environ
-    return {name: env[name] for name in (LOG_LEVEL, CATCH_FAILURE, DROPIN) if env.get(name)}
+    return {name: env[name] for name in (LOG_LEVEL, CATCH_FAILURE, PTRACE, DROPIN) if env.get(name)}
 
 
 def catching(asked: bool | None) -> dict[str, str]:

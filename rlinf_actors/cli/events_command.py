@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any
+from datetime import date, datetime
+from typing import NamedTuple
 
 import click
-import msgspec
 
 from rlinf_actors.cli.output import echo, json_line, note, plain
 from rlinf_actors.cli.queries import expected, find_head, head_option, observing
@@ -17,20 +16,45 @@ from rlinf_actors.cluster.event_stream import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.wire.client_messages import Events
+from rlinf_actors.wire.event_json import event_dict
 from rlinf_actors.wire.values import ClusterEvent
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _since(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, float]:
-    """Parse the option --since. Return (number of an event, 0.0) for a plain number such as 12, and (0, seconds before
-    now) for a time such as 10m.
+class Since(NamedTuple):
+    """The value of --since. Of the three fields at most one is not 0.
+
+    Attributes:
+        seq: number of an event.
+        ago_s: seconds before now, by the head's clock.
+        at: a time, in seconds since the epoch.
     """
+
+    seq: int = 0
+    ago_s: float = 0.0
+    at: float = 0.0
+
+    def begins(self, now: float) -> float:
+        """Return the time of the oldest event to show. *now* is the head's time."""
+        return now - self.ago_s if self.ago_s else self.at
+
+
+def _since(context: click.Context, parameter: click.Parameter, value: str) -> Since:
+    """Parse the option --since."""
     match = re.fullmatch(r"(\d+)([smhd]?)", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is neither the number of an event nor a time such as 30s, 10m, 2h or 1d")
-    number, unit = int(match[1]), match[2]
-    return (0, float(number * _UNITS[unit])) if unit else (number, 0.0)
+    if match is not None:
+        number, unit = int(match[1]), match[2]
+        return Since(ago_s=float(number * _UNITS[unit])) if unit else Since(number)
+    clock = re.fullmatch(r"\d\d?:\d\d", value)
+    try:
+        text = f"{date.today()} {value.rjust(5, '0')}" if clock else value.replace("Z", "+00:00")
+        return Since(at=datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{value!r} is neither the number of an event, nor an age such as 30s, 10m, 2h or 1d, nor a time such as "
+            "14:30 or 2026-05-17T14:30"
+        ) from None
 
 
 @click.command()
@@ -39,33 +63,45 @@ def _since(context: click.Context, parameter: click.Parameter, value: str) -> tu
     "--since",
     callback=_since,
     default="0",
-    metavar="SEQ|TIME",
-    help="Only events after the event of this number, or not older than 30s, 10m, 2h or 1d.",
+    metavar="SEQ|AGE|TIME",
+    help="Only events after the event of this number, not older than an age (30s, 10m, 2h, 1d), or since a time "
+    "(14:30, 2026-05-17T14:30).",
 )
 @click.option("--group", metavar="NAME", help="Only events of groups of this name.")
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only events of this kind; may be repeated."
 )
-@click.option("--namespace", metavar="NS", help="Only events of this namespace and of the nodes. Default: all.")
+@click.option("--node", metavar="NODE", help="Only events of this node and of workers on it: host name or id.")
+@click.option(
+    "--job",
+    "--namespace",
+    "namespace",
+    metavar="NAME",
+    help="Only events of this job (namespace), of the nodes and of the head. Default: all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line, with stable keys.")
 @head_option
 def events(
     follow: bool,
-    since: tuple[int, float],
+    since: Since,
     group: str | None,
     kinds: tuple[str, ...],
+    node: str | None,
     namespace: str | None,
     as_json: bool,
     head: str | None,
 ) -> None:
-    """Show the event log: what joined, what ended, and why. Each event is one line. The head keeps only the newest
-    events.
+    """Show the event log: what joined, what ended, and why. Each event is one line. The head keeps the newest 10,000
+    events, also over its restarts; while it is away, -f waits for it and then goes on without a gap.
     """
-    cursor = EventCursor(namespace, since[0], kinds, group)
+    cursor = EventCursor(namespace, since.seq, kinds, group, node)
 
     def show(answer: Events, found: list[ClusterEvent]) -> bool:
+        oldest = since.begins(answer.at)
+        if found and found[0].kind == "events_missing" and answer.events and answer.events[0].at < oldest:
+            del found[0]  # older ones than those that were asked for
         for event in found:
-            if not since[1] or event.at >= answer.at - since[1]:
+            if event.at >= oldest:
                 echo(json_line(event_dict(event)) if as_json else event_line(event))
         return follow or answer.more
 
@@ -118,12 +154,3 @@ def event_line(event: ClusterEvent) -> str:
         *(f"    {plain(line)}" for line in tail),
     ]
     return "\n".join(lines)
-
-
-def event_dict(event: ClusterEvent) -> dict[str, Any]:
-    """Return the JSON object of an event, as `rlinf-actors events --json` prints it. Its keys are stable; new keys may
-    be added. ``at`` is in seconds since 1970.
-    """
-    shown: dict[str, Any] = {name: getattr(event, name) for name in event.__struct_fields__}
-    shown["exit"] = None if event.exit is None else msgspec.structs.asdict(event.exit)
-    return shown

@@ -23,6 +23,7 @@ from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.head import state_place
 from rlinf_actors.head.audit import AuditLog
 from rlinf_actors.head.commands import Timing
+from rlinf_actors.head.event_store import EventStore
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import HeadStore, own_keys
 from rlinf_actors.net import fault_injection, head_records
@@ -165,6 +166,7 @@ async def _serve(
             network,
             timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
             store=HeadStore(state_dir) if state_dir is not None else None,
+            events=EventStore(state_dir) if state_dir is not None else None,
             audit=AuditLog(state_dir) if state_dir is not None else None,
             own=own,
             on_end=lambda reason: end(reason, True),

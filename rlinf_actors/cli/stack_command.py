@@ -18,11 +18,15 @@ from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.client_messages import ReadStacks, StacksRead, Status
 from rlinf_actors.wire.protocol import STACKS
-from rlinf_actors.wire.stack_values import MAX_ASKED, StackQuestion, WorkerStacks
+from rlinf_actors.wire.stack_values import IO_THREAD, MAX_ASKED, NATIVE, PY_SPY, SIGNAL, StackQuestion, WorkerStacks
 from rlinf_actors.wire.values import GroupState, WorkerState
 
 ANSWER_S = 12.0
 """Seconds that the head has to answer: it waits for a node for up to 10 s."""
+OUTSIDE_S = 65.0
+"""The same for stacks that are taken from outside: the head waits for up to 60 s."""
+OUTSIDE_ASKED = 8
+"""Most workers of a node in one question for stacks from outside: the node takes four at a time."""
 ASKED_NODES = 32
 """Most nodes that are asked at a time."""
 
@@ -33,13 +37,22 @@ Place = tuple[GroupState, WorkerState]
 @click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]")
 @click.option("--job", "job", default="", metavar="NAME", help="The workers of this job; with GROUP, its group.")
 @click.option("--all", "every", is_flag=True, help="All workers of the cluster that you may see.")
+@click.option(
+    "--signal", "level", flag_value=SIGNAL, help="Stacks that C code of the workers writes; also if they do not answer."
+)
+@click.option("--py-spy", "level", flag_value=PY_SPY, help="Stacks that py-spy reads on the nodes; likewise.")
+@click.option("--native", "level", flag_value=NATIVE, help="The same, with the frames of C code.")
 @head_option
 @json_option
-def stack(target: str, job: str, every: bool, head: str | None, as_json: bool) -> None:
+def stack(target: str, job: str, every: bool, level: str | None, head: str | None, as_json: bool) -> None:
     """Show what workers do: their calls, what they wait for, and the stacks of their threads and asyncio tasks.
 
     Workers with equal stacks are shown once. Cycles of waits, such as deadlocks, come first. The workers go on: their
     I/O threads answer. Child members are not asked.
+
+    A worker whose I/O thread does not answer, because C code holds the interpreter's lock, shows its stacks by --signal
+    or --py-spy. The signal can interrupt system calls of a robot's SDK, and py-spy stops the worker for some
+    milliseconds; without these options no worker is interrupted.
     """
     if every == bool(target or job):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME), or --all")
@@ -49,7 +62,7 @@ def stack(target: str, job: str, every: bool, head: str | None, as_json: bool) -
     chosen = select(status, target, job)
     if not chosen:
         note("no worker is running")
-    workers = asyncio.run(_ask(endpoint, status, chosen)) if chosen else []
+    workers = asyncio.run(_ask(endpoint, status, chosen, level or IO_THREAD)) if chosen else []
     if as_json:
         show_json(report_dict(workers))
         return
@@ -81,7 +94,7 @@ def select(status: Status, target: str, job: str) -> list[Place]:
     return chosen
 
 
-async def _ask(endpoint: str, status: Status, chosen: Sequence[Place]) -> list[ShownWorker]:
+async def _ask(endpoint: str, status: Status, chosen: Sequence[Place], level: str) -> list[ShownWorker]:
     nodes = {node.rank: node.report for node in status.nodes if node.rank >= 0}
     parts: dict[tuple[str, str], list[str]] = {}
     for group, worker in chosen:
@@ -91,8 +104,9 @@ async def _ask(endpoint: str, status: Status, chosen: Sequence[Place]) -> list[S
     at_once = asyncio.Semaphore(ASKED_NODES)
 
     async def ask(client: ControlClient, node_id: str, job: str, ids: list[str]) -> None:
-        for n in range(0, len(ids), MAX_ASKED):
-            question = StackQuestion(job, ids[n : n + MAX_ASKED])
+        most = MAX_ASKED if level == IO_THREAD else OUTSIDE_ASKED
+        for n in range(0, len(ids), most):
+            question = StackQuestion(job, ids[n : n + most], level)
             async with at_once:
                 found = await _answers(client, ReadStacks(node_id, question))
             answers.update((one.id, one) for one in found)
@@ -114,6 +128,7 @@ async def _ask(endpoint: str, status: Status, chosen: Sequence[Place]) -> list[S
 async def _answers(client: ControlClient, request: ReadStacks) -> list[WorkerStacks]:
     """Return the answers of the workers; if their node does not answer, say that of each."""
     try:
-        return expected(await client.request(request, ANSWER_S), StacksRead).answer
+        limit_s = ANSWER_S if request.question.level == IO_THREAD else OUTSIDE_S
+        return expected(await client.request(request, limit_s), StacksRead).answer
     except RlinfActorsError as error:
-        return [WorkerStacks(id, fault=str(error)) for id in request.question.ids]
+        return [WorkerStacks(id, fault=str(error), level=request.question.level) for id in request.question.ids]

@@ -9,10 +9,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rlinf_actors.model.readable import duration, ranges
-from rlinf_actors.wire.stack_values import Stack, Wait, WorkerStacks
+from rlinf_actors.wire.stack_values import IO_THREAD, NATIVE, PY_SPY, SIGNAL, Stack, Wait, WorkerStacks
 
 MAX_WAIT_LINES = 16
 """Most lines about the waits of workers with equal stacks."""
+LEVEL_TEXTS = {
+    IO_THREAD: "its I/O thread",
+    SIGNAL: "a signal",
+    PY_SPY: "py-spy",
+    NATIVE: "py-spy, with C code",
+}
 _EXECUTOR = "rlinf_actors/worker/executors.py"
 _RUNTIME = (_EXECUTOR, "rlinf_actors/worker/invocation.py", "rlinf_actors/forks.py")
 
@@ -146,7 +152,7 @@ def alike(workers: Iterable[ShownWorker]) -> list[list[ShownWorker]]:
     found: dict[tuple[str, str, str, str, bytes], list[ShownWorker]] = {}
     for one in workers:
         shapes = msgspec.msgpack.encode([(stack.is_task, stack.count, stack.frames) for stack in one.answer.stacks])
-        key = (one.job, one.group, one.answer.fault, one.answer.method, shapes)
+        key = (one.job, one.group, f"{one.answer.level} {one.answer.fault}", one.answer.method, shapes)
         found.setdefault(key, []).append(one)
     return list(found.values())
 
@@ -158,10 +164,18 @@ def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
     head = f"{first.group}:{ranges(one.rank for one in some)} of job {first.job}, {where}: "
     if first.answer.fault:
         yield f"{head}no answer: {first.answer.fault}"
+        if first.answer.level == IO_THREAD:
+            yield "  --signal and --py-spy show stacks of workers that do not answer"
+        return
+    if first.answer.level != IO_THREAD:
+        yield f"{head}stacks by {LEVEL_TEXTS.get(first.answer.level, first.answer.level)}"
+        for stack in first.answer.stacks:
+            yield from _stack_lines(stack)
         return
     ages = list(dict.fromkeys(duration(age) for age in sorted(one.answer.call_s for one in some)))
     age = ages[0] if len(ages) == 1 else f"{ages[0]} to {ages[-1]}"
-    yield head + (f"in {first.answer.method}() for {age}" if first.answer.method else "no call runs")
+    doing = f"in {first.answer.method}() for {age}" if first.answer.method else "no call runs"
+    yield f"{head}{doing} (stacks by {LEVEL_TEXTS[IO_THREAD]})"
     yield from _wait_lines(some)
     for stack in first.answer.stacks:
         yield from _stack_lines(stack)

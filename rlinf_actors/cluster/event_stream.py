@@ -30,13 +30,19 @@ class EventCursor:
         since: number of the event after which to begin; 0 for all events that the head has kept, None for none of them.
         kinds: kinds of events to return; () for all.
         group: name of the groups whose events to return; None for all events.
+        node: host name or id of the node whose events to return; None for all events.
 
     Raises:
         UsageError: a kind is unknown.
     """
 
     def __init__(
-        self, namespace: str | None = None, since: int | None = 0, kinds: Collection[str] = (), group: str | None = None
+        self,
+        namespace: str | None = None,
+        since: int | None = 0,
+        kinds: Collection[str] = (),
+        group: str | None = None,
+        node: str | None = None,
     ) -> None:
         unknown = sorted(set(kinds) - set(KINDS))
         if unknown:
@@ -44,6 +50,7 @@ class EventCursor:
         self._namespace = namespace
         self._kinds = frozenset(kinds)
         self._group = group
+        self._node = node
         self._since = -1 if since is None else max(0, since)
         self._log = ""
         self.more = True
@@ -71,6 +78,8 @@ class EventCursor:
         self._log, self._since, self.more = answer.log, answer.next, answer.more
         if self._kinds:
             found = [event for event in found if event.kind in self._kinds]
+        if self._node is not None:
+            found = [one for one in found if self._node in (one.node, one.node_id) or one.kind == "events_missing"]
         return [event for event in found if self._group in (None, event.group)]
 
 
@@ -84,8 +93,8 @@ class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
 
     Events are requested from the head when the reader needs them, so a slow reader costs the head nothing. If the head
     has dropped events before they were read, the reader gets one event ``events_missing`` in their place. A restarted
-    head numbers its events from the beginning, and the first one is ``head_started``. If a step of the iteration is
-    cancelled, the next step continues at the same event.
+    head goes on with the log of the head before, if that has a state directory; its first event is ``head_started``. If
+    a step of the iteration is cancelled, the next step continues at the same event.
 
     Args:
         runtime: runtime of this process.

@@ -1,6 +1,6 @@
 """The audit log: who did what from where, as lines of JSON in files of the head's state directory.
 
-The event log (`head.event_log`) is bounded and ends with the head; these files stay. `accepted.jsonl` has each action
+The event log (`head.event_log`) has the newest events only; these files have more. `accepted.jsonl` has each action
 that the head took for a member, and `refused.jsonl` what it refused: so refusals, however many, push out no action.
 Each file is only appended to, and rotated by its size. A thread of its own writes, so a slow disk delays no message.
 """
@@ -73,7 +73,7 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     client_messages.SwitchTrace: lambda body: (
         f"namespace {body.switch.namespace!r} {'on' if body.switch.events else 'off'}"
     ),
-    client_messages.ReadStacks: lambda body: f"namespace {body.question.namespace!r}",
+    client_messages.ReadStacks: lambda body: f"namespace {body.question.namespace!r}, by {body.question.level!r}",
 }
 """The requests that are actions, and what each acts on. Questions that change nothing are not logged."""
 

@@ -14,7 +14,7 @@ import msgspec
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.key_messages import KeyState
-from rlinf_actors.wire.values import EventKind, ExitReport, NodeReport
+from rlinf_actors.wire.values import ClusterEvent, EventKind, ExitReport, NodeReport
 
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
 """Kinds of tombstones. The ids are incarnations of lost agentds, of replaced agentds and of clients, and worker ids."""
@@ -121,6 +121,37 @@ Change = Union[
 ]  # fmt: skip
 
 
+class KeptEvent(msgspec.Struct, frozen=True, gc=False):
+    """An entry of the event log, with what the head needs to keep it.
+
+    Attributes:
+        event: the entry.
+        whose: the share in which it counts (event_log.EventLog.add).
+        owner: name of the driver's key that owns the entry's job, "" if none is known.
+    """
+
+    event: ClusterEvent
+    whose: str = ""
+    owner: str = ""
+
+
+class PastEvents(msgspec.Struct):
+    """The event log that earlier heads left.
+
+    Attributes:
+        log: id of the log; all heads that go on with it have the same.
+        run: how many heads have written to this log, this head included.
+        events: the entries by number, the oldest first.
+        ends: run -> number of the last entry that was on disk when that run began. Entries with larger numbers, which
+            readers may have seen in earlier runs, are lost; the run has given their numbers to other entries.
+    """
+
+    log: str
+    run: int = 1
+    events: list[KeptEvent] = msgspec.field(default_factory=list)
+    ends: dict[int, int] = msgspec.field(default_factory=dict)
+
+
 class Snapshot(msgspec.Struct):
     """The persistent state that the earlier head left.
 
@@ -132,6 +163,7 @@ class Snapshot(msgspec.Struct):
         drained: node id -> why the node takes no new workers.
         keys: the public keys and join tokens, ended ones included.
         jobs: the jobs; empty for a head without keys.
+        events: the event log; None if this head does not write its event log to disk.
     """
 
     epoch: int = 0
@@ -141,6 +173,7 @@ class Snapshot(msgspec.Struct):
     drained: dict[str, str] = msgspec.field(default_factory=dict)
     keys: list[KeyState] = msgspec.field(default_factory=list)
     jobs: list[KnownJob] = msgspec.field(default_factory=list)
+    events: Union[PastEvents, None] = None
 
 
 # --- events ---
@@ -215,9 +248,10 @@ class PeerUnreachable(msgspec.Struct, frozen=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """Event: the store has tried to write. `trouble` says why it cannot write, "" if it can."""
+    """Event: a file of the head was written, or could not be. `trouble` says why it cannot be, "" if it can."""
 
     trouble: str
+    file: str = "state"
 
 
 # --- commands ---

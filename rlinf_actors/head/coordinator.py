@@ -40,7 +40,7 @@ from rlinf_actors.head import commands
 from rlinf_actors.head.admission import Admission
 from rlinf_actors.head.authority import Authority
 from rlinf_actors.head.client_table import ClientTable, abandoned
-from rlinf_actors.head.event_log import EventLog, RefusalLog, of_driver, of_node, shown
+from rlinf_actors.head.event_log import EventLog, of_driver, of_node, shown
 from rlinf_actors.head.group_slices import GroupSlices
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.handlers import Handlers
@@ -53,6 +53,7 @@ from rlinf_actors.head.output_routes import OutputRoutes
 from rlinf_actors.head.quotas import RequestQuota
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.recovery import EarlyMessages, Reconciler
+from rlinf_actors.head.refusal_log import RefusalLog
 from rlinf_actors.head.resizes import Resizes
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.slices import PIECE, Sliced, Slices, keys_of, pieces
@@ -85,7 +86,7 @@ class Coordinator:
         out: the commands for the present event, in order.
         speaker: the member that sent the present message; LOCAL if the event is not a message.
         timers: the scheduled calls of all tables.
-        trouble: present problems of the head itself, one line each.
+        trouble: present problems of the head itself by the file that they are about, one line each.
         listens: the head's TCP endpoints.
         unexpected: number of notices that were dropped because they did not fit the state.
         admit: returns the member of a public key; see KeyRegistry.admit.
@@ -110,10 +111,10 @@ class Coordinator:
         self.speaker = LOCAL
         self.timers = TimerHeap()
         self.slices = Slices(self.emit)
-        self.trouble: list[str] = []
+        self.trouble: dict[str, str] = {}
         self.listens: list[str] = []
         self.unexpected = 0
-        self.log = EventLog(self)
+        self.log = EventLog(self, before=before.events)
         self.refusals = RefusalLog(self)
         self.requests = RequestQuota()
         self.keys = KeyRegistry(self.emit, before, own, self.keys_ended)
@@ -185,7 +186,7 @@ class Coordinator:
         elif isinstance(event, commands.MessageRefused):
             self.refusals.note(str(event.member), event.verb, f"refused a message of {event.member}: {event.text}")
         elif isinstance(event, commands.StoreStatus):
-            self.trouble = [event.trouble] if event.trouble else []
+            self.trouble[event.file] = event.trouble
         elif isinstance(event, commands.PeerUnreachable):
             self.nodes.unreachable(event.peer)
             self.clients.unreachable(event.peer)
@@ -342,7 +343,8 @@ class Coordinator:
         """Add *command* to the commands for the present event; add a LogEvent to the event log too."""
         if isinstance(command, commands.LogEvent):
             command = shown(command)
-            self.log.add(command, self._share_of(command))
+            owner = self.jobs.owner_of(command.namespace) if command.namespace else ""
+            self.log.add(command, self._share_of(command), owner)
         answer = command.then if isinstance(command, commands.Persist) else command
         if isinstance(answer, (commands.Answer, commands.Refuse)):
             self.requests.done(answer.peer, answer.id)
@@ -489,7 +491,7 @@ class Coordinator:
             clients,
             self.groups.claims.states(self.now),
             self.robots.stopped(),
-            self.trouble,
+            [text for text in self.trouble.values() if text],
             self.wall,
             PROTOCOL,
             OLDEST,

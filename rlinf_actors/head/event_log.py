@@ -2,14 +2,13 @@
 
 House rules: only a LogEvent command adds an entry, so the event log and the head's own log file (`head.log_lines`) say
 the same. The event log is bounded: each member, each job and all refusals together have a share, and the largest share
-makes room, so that no member pushes out the entries of others. A refused peer adds at most one line a minute.
+makes room, so that no member pushes out the entries of others. `head.refusal_log` bounds the entries about refusals.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 
 from rlinf_actors.head import quotas
-from rlinf_actors.head.commands import Answer, LogEvent
+from rlinf_actors.head.commands import Answer, KeptEvent, LogEvent, PastEvents
 from rlinf_actors.head.heaviest import Heaviest
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
@@ -40,8 +39,9 @@ ANSWER_CHARS = 1 << 20
 """Largest number of characters in one answer; a reader asks again for the rest."""
 MAX_WAIT_S = 60.0
 
-Sees = Callable[[str], bool]
-"""Returns True for a namespace whose events a reader may see. Every reader sees events without a namespace."""
+Sees = Callable[[str, str], bool]
+"""Returns True for a namespace and the driver that owned it if a reader may see the events of that job. The driver is
+"" if none is known. Every reader sees events without a namespace."""
 
 
 class _Reader(msgspec.Struct, eq=False):
@@ -71,15 +71,30 @@ _REFUSALS = "\0refusals"
 class EventLog:
     """The newest events. Answers readers, and keeps the readers that wait for the next event.
 
+    A log that is kept on disk goes on after a restart of the head. Its id, "LOG.RUN", says which run of the head a
+    reader has read last. If that run showed events that did not reach the disk, this run has given their numbers to
+    other events; the reader then continues at the first number that is not the one that it has seen.
+
     Args:
-        head: the coordinator. Its epoch names this log, so a reader notices that another head has begun a new log.
+        head: the coordinator. Without *before*, its epoch is the log's id: another head begins another log.
         kept: largest number of events in the log.
         kept_chars: largest number of characters of text in the log.
+        before: the log that this head goes on with; None to begin a log that ends with the head.
+
+    Attributes:
+        is_watched: True if `take_changes` is called; it then has the changes since its last call.
     """
 
-    def __init__(self, head: Coordinator, kept: int = KEPT_EVENTS, kept_chars: int = KEPT_CHARS) -> None:
+    def __init__(
+        self,
+        head: Coordinator,
+        kept: int = KEPT_EVENTS,
+        kept_chars: int = KEPT_CHARS,
+        before: PastEvents | None = None,
+    ) -> None:
         self._head = head
-        self._log = head.identity.epoch
+        self._before = before
+        self._log = head.identity.epoch if before is None else f"{before.log}.{before.run}"
         self._kept = kept
         self._kept_chars = kept_chars
         self._events: dict[int, ClusterEvent] = {}  # by number, the oldest first
@@ -93,12 +108,37 @@ class EventLog:
         self._readers_of: Index[_Reader] = Index()  # by the namespace that they ask for, None for all
         self._readers_at: Index[_Reader] = Index()  # by peer
         self._of_key = Quota("readers of a key")
+        self.is_watched = False
+        self._owners: dict[int, str] = {}  # of the entries of jobs that had one
+        self._added: list[KeptEvent] = []
+        self._dropped: list[int] = []
+        if before is not None:
+            for past in before.events:
+                self._enter(past.event, past.whose, past.owner)
+            self._last = max(self._last, before.ends.get(before.run, 0))
+            self._flushed = self._last
 
-    def add(self, entry: LogEvent, whose: str = "") -> None:
-        """Add an entry, counted in the share of *whose* (a member or job); drop older entries if the log is full."""
-        self._last += 1
-        event = ClusterEvent(self._last, self._head.wall, *astuple(entry))
+    def add(self, entry: LogEvent, whose: str = "", owner: str = "") -> None:
+        """Add an entry, counted in the share of *whose* (a member or job); drop older entries if the log is full.
+
+        *owner* is the name of the driver's key that owns the entry's job, "" for none.
+        """
+        event = ClusterEvent(self._last + 1, self._head.wall, *astuple(entry))
+        if self.is_watched:
+            self._added.append(KeptEvent(event, whose, owner))
+        self._enter(event, whose, owner)
+
+    def take_changes(self) -> tuple[list[KeptEvent], list[int]]:
+        """Return the entries that were added, and the numbers of those that were dropped, since the last call."""
+        changes = self._added, self._dropped
+        self._added, self._dropped = [], []
+        return changes
+
+    def _enter(self, event: ClusterEvent, whose: str, owner: str) -> None:
+        self._last = event.seq
         self._events[event.seq] = event
+        if owner:
+            self._owners[event.seq] = owner
         key = _REFUSALS if event.kind == "refused" else whose
         share = self._shares.get(key)
         if share is None:
@@ -111,13 +151,12 @@ class EventLog:
     def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
         """Return the events that a reader asks for; None if there are none yet, and the answer is sent later.
 
-        *peer* and *id* are the reader's connection and the number of the request. *sees* returns True for a namespace
+        *peer* and *id* are the reader's connection and the number of the request. *sees* returns True for a job
         whose events the reader may see. *key* is the reader's public key, "" for a local process; each key may have a
         limited number of waiting readers.
         """
-        if asked.log and asked.log != self._log:
-            asked = replace(asked, since=0)
-        since = self._last if asked.since < 0 else min(asked.since, self._last)
+        since = asked.since if asked.log in ("", self._log) else self._since_of(asked)
+        since = self._last if since < 0 else min(since, self._last)
         asked = replace(asked, since=since, log=self._log)
         found = self._find(asked, sees)
         if found.events or found.missing or not asked.wait_s > 0:
@@ -133,6 +172,13 @@ class EventLog:
         self._readers_at.add(peer, reader, reader)
         self._of_key.take(key)
         return None
+
+    def _since_of(self, asked: GetEvents) -> int:
+        """Return where a reader continues who has read the log of another run, or another log."""
+        log, _, run = asked.log.rpartition(".")
+        if self._before is None or log != self._before.log or not run.isdecimal() or int(run) > self._before.run:
+            return 0
+        return min([asked.since, *(end for later, end in self._before.ends.items() if later > int(run))])
 
     def flush(self) -> None:
         """Answer the waiting readers that may see an entry added since the last flush."""
@@ -186,7 +232,11 @@ class EventLog:
         most = self._sizes.top(apart_from=newest) if alone else self._sizes.top()
         assert most is not None  # there is another entry
         share = self._shares[most]
-        self._count(most, share, -_chars(self._events.pop(share.seqs.popleft())))
+        seq = share.seqs.popleft()
+        self._count(most, share, -_chars(self._events.pop(seq)))
+        self._owners.pop(seq, None)
+        if self.is_watched:
+            self._dropped.append(seq)
         if not share.seqs:
             del self._shares[most]
             self._resized.pop(most)
@@ -209,7 +259,9 @@ class EventLog:
         chosen: list[ClusterEvent] = []
         seen, missing = asked.since, 0
         for event in self._after(asked.since):
-            if not event.namespace or (asked.namespace in (None, event.namespace) and sees(event.namespace)):
+            if not event.namespace or (
+                asked.namespace in (None, event.namespace) and sees(event.namespace, self._owners.get(event.seq, ""))
+            ):
                 if chosen and (len(chosen) >= limit or room < _chars(event)):
                     break
                 chosen.append(event)
@@ -311,136 +363,3 @@ def shown(record: LogEvent) -> LogEvent:
     fields = ("node", "node_id", "namespace", "group", "worker_id")
     names = {name: printable(getattr(record, name), NAME_CHARS) for name in fields}
     return replace(record, text=printable(record.text), **names)
-
-
-WINDOW_S = 60.0
-"""Seconds between two entries about repetitions of one refusal."""
-KINDS = 64
-"""Number of kinds of refusals that are counted separately at one time; further kinds are counted together."""
-
-
-class Due(msgspec.Struct, frozen=True):
-    """One report of refusals, which the head now writes as one entry of the event log.
-
-    Attributes:
-        text: the text of the last of these refusals.
-        times: the number of refusals.
-        again: True if the report is not the first of its kind: it counts repetitions since the report before it.
-        others: True if the refusals are of several kinds, counted together because there were too many kinds.
-    """
-
-    text: str
-    times: int
-    again: bool = False
-    others: bool = False
-
-
-class _Kind(msgspec.Struct):
-    text: str
-    count: int = 0
-    until: float = -math.inf  # time at which its next report is due; the first is due at once
-
-
-class RefusalTally:
-    """Counts refusals by kind until `take` returns them. Times are in seconds.
-
-    The first refusal of a kind is due for a report at once. Repetitions within *window_s* are reported as one number
-    when that time is over. So a refused peer causes at most one report per kind and window, and no refusal is lost.
-
-    Args:
-        window_s: time between two reports of one kind.
-        kinds: number of kinds that are counted separately at one time; all further kinds are counted together.
-
-    Attributes:
-        count: number of refusals so far, reported or not.
-    """
-
-    def __init__(self, window_s: float = WINDOW_S, kinds: int = KINDS) -> None:
-        self._window_s = window_s
-        self._limit = kinds
-        self._kinds: dict[tuple[str, str], _Kind] = {}
-        self._others: _Kind | None = None
-        self.count = 0
-
-    def note(self, who: str, kind: str, text: str, now: float, times: int = 1) -> bool:
-        """Count *times* refusals of *kind* by *who*. Return True if a report is due now, so that `take` returns it.
-
-        *who* is the refused member or address; refusals with equal *who* and *kind* are repetitions. *text* is for
-        people.
-        """
-        self.count += times
-        known = self._kinds.get((who, kind))
-        if known is None and len(self._kinds) < self._limit:
-            known = self._kinds[who, kind] = _Kind(text)
-        elif known is None:
-            known = self._others = self._others or _Kind(text, until=now + self._window_s)
-        known.text, known.count = text, known.count + times
-        return known.until <= now
-
-    def take(self, now: float) -> list[Due]:
-        """Return the reports that are due at time *now*, and count from 0 again."""
-        due: list[Due] = []
-        for key, kind in [(key, kind) for key, kind in self._kinds.items() if kind.until <= now]:
-            if kind.count:
-                due.append(Due(kind.text, kind.count, again=kind.until > -math.inf))
-                kind.until, kind.count = now + self._window_s, 0
-            else:
-                del self._kinds[key]
-        if self._others is not None and self._others.until <= now:
-            due.append(Due(self._others.text, self._others.count, others=True))
-            self._others = None
-        return due
-
-    def next_deadline(self) -> float:
-        """Return the earliest time at which a report may become due, infinity for never."""
-        others = self._others.until if self._others is not None else math.inf
-        return min([others, *(kind.until for kind in self._kinds.values())])
-
-
-class RefusalLog:
-    """Logs refused messages and connections: the first of a kind at once, repetitions as a count once a minute."""
-
-    def __init__(self, head: Coordinator) -> None:
-        self._head = head
-        self._tally = RefusalTally()
-        self._timer: HeapTimer | None = None
-
-    @property
-    def count(self) -> int:
-        return self._tally.count
-
-    def note(self, who: str, kind: str, text: str, times: int = 1) -> None:
-        """Count *times* refusals, and log them unless they repeat a refusal of the last minute.
-
-        *who* is the refused member or address; refusals with equal *who* and *kind* are repetitions. *text* is for
-        people.
-        """
-        if self._tally.note(who, kind, text, self._head.now, times):
-            self._report()
-        elif self._timer is None:
-            self._arm()
-
-    def _report(self) -> None:
-        for due in self._tally.take(self._head.now):
-            self._head.emit(LogEvent("refused", _text(due)))
-        if self._timer is None:
-            self._arm()
-
-    def _arm(self) -> None:
-        # A timer that is already set is not moved: later refusals are due later.
-        self._timer = self._head.timers.at(self._tally.next_deadline(), self._time_passed)
-        if self._timer.action is None:
-            self._timer = None
-
-    def _time_passed(self) -> None:
-        self._timer = None
-        self._report()
-
-
-def _text(due: Due) -> str:
-    text = due.text
-    if due.others:
-        return f"{due.times} more refusals of other kinds in the last {WINDOW_S:.0f} s, the last one: {text}"
-    if due.again:
-        return f"{text} ({due.times} more in the last {WINDOW_S:.0f} s)"
-    return f"{text} ({due.times} times)" if due.times > 1 else text

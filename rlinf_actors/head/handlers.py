@@ -77,7 +77,7 @@ class Handlers:
         }
         self._requests_of_clients: Mapping[type[Any], Callable[[Client, RequestReceived, Any], _Answer]] = {
             client_messages.GetNodes: self._get_nodes,
-            client_messages.GetEvents: self._events_of_job,
+            client_messages.GetEvents: self._events_driver,
             client_messages.Launch: launches.launch,
             launch_messages.LaunchPart: lambda client, event, body: launches.add_part(client, body),
             launch_messages.FindWorker: lambda client, event, body: launches.find_worker(client, body),
@@ -286,12 +286,15 @@ class Handlers:
         return replace(status, key_ends_at=head.keys.end_of(event.member.key))
 
     def _events(self, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
-        sees = self._head.authority.sees(event)
-        return self._head.log.ask(event.peer, event.id, body, sees, event.member.key)
+        sees, driver = self._head.authority.sees(event), event.member.name * (event.member.role == "driver")
+        # a namespace may have been the job of another driver before
+        may_see = lambda namespace, owner: sees(namespace) and (not driver or owner in ("", driver))  # noqa: E731
+        return self._head.log.ask(event.peer, event.id, body, may_see, event.member.key)
 
-    def _events_of_job(self, client: Client, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
+    def _events_driver(self, client: Client, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         own_namespace(client, body.namespace or "")
-        return self._head.log.ask(event.peer, event.id, body, lambda namespace: True, event.member.key)
+        mine = ("", self._head.jobs.owner_of(client.namespace))
+        return self._head.log.ask(event.peer, event.id, body, lambda _, owner: owner in mine, event.member.key)
 
     def _get_nodes(self, client: Client, event: RequestReceived, body: client_messages.GetNodes) -> None:
         if not 0 <= body.num_nodes <= MAX_NODES:

@@ -61,6 +61,13 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._of_token: dict[str, str] = {}  # namespaces
         self._owners: dict[str, str] = {}
+        if self._keyed and before.events is not None:  # a driver may read the events of its ended jobs
+            for past in before.events.events:
+                if past.owner:
+                    self._owners.pop(past.event.namespace, None)
+                    self._owners[past.event.namespace] = past.owner
+            for namespace in list(self._owners)[:-KEPT_OWNERS]:
+                del self._owners[namespace]
 
     def __contains__(self, namespace: str) -> bool:
         return namespace in self._jobs

@@ -42,6 +42,7 @@ from rlinf_actors.wire.client_messages import (
 )
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.protocol import FIGURES, STACKS
+from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ MAX_LIMIT_S = 600.0
 
 TRACE_S = 10.0
 """Time limit of a question for traces, stacks or figures, in seconds."""
+OUTSIDE_S = 60.0
+"""Time limit of a question for stacks that templates take from outside, in seconds."""
 _Order = Union[LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures]
 
 
@@ -200,7 +203,8 @@ class NodeQueries:
         """Ask a node for the stacks of workers of a job; the node's answer goes to the sender of *event*."""
         self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
         self._check_age(asked.node_id, STACKS, "send stacks")
-        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", TRACE_S)
+        limit_s = TRACE_S if asked.question.level == IO_THREAD else OUTSIDE_S
+        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", limit_s)
 
     def ask_figures(self, event: commands.RequestReceived, asked: ReadFigures) -> None:
         """Ask a node for its figures and those of its workers; the node's answer goes to the sender of *event*."""

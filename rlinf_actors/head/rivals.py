@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rlinf_actors.head.client_ends import PING
 from rlinf_actors.head.commands import Notify, Refused
-from rlinf_actors.head.event_log import WINDOW_S
 from rlinf_actors.head.records import Node, NodeLife
+from rlinf_actors.head.refusal_log import WINDOW_S
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import AgentHello, Beat
 from rlinf_actors.wire.client_messages import Warn

@@ -30,6 +30,7 @@ from rlinf_actors.wire.control_codec import Envelope, Notice, Request
 
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
     from rlinf_actors.head.audit import AuditLog
+    from rlinf_actors.head.event_store import EventStore
     from rlinf_actors.head.store import HeadStore
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class HeadServer:
         timing: the head's timers.
         embedded: True if the head belongs to one driver, which may end it.
         store: the persistent state, None for a head that ends with its driver; closed with the head.
+        events: the file of the event log, None for an event log that ends with the head; closed with the head.
         audit: the audit log, None for a head that ends with its driver; closed with the head.
         own: the head's own keys, None without keys.
         on_end: called once, with the reason, when a driver or the administrator has ended the cluster.
@@ -60,12 +62,14 @@ class HeadServer:
         timing: commands.Timing | None = None,
         embedded: bool = False,
         store: HeadStore | None = None,
+        events: EventStore | None = None,
         audit: AuditLog | None = None,
         own: OwnKeys | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         before = store.remembered if store is not None else commands.Snapshot()
+        before.events = events.remembered if events is not None else None
         epoch = f"{before.epoch}-{uuid.uuid4().hex[:12]}" if store is not None else uuid.uuid4().hex
         identity = commands.Identity(epoch, version.VERSION, embedded)
         new_token, now = lambda: secrets.token_hex(16), self._loop.time()
@@ -78,6 +82,8 @@ class HeadServer:
             unfinished=self._coordinator.unfinished, more=commands.SliceDue(), spent=self._spent,
         )  # fmt: skip
         self._store = store
+        self._events = events
+        self._coordinator.log.is_watched = events is not None
         self._audit = audit
         self._lines = LogLines()
         unreachable = lambda peer: self._shell.handle(commands.PeerUnreachable(peer))  # noqa: E731
@@ -114,6 +120,7 @@ class HeadServer:
         for endpoint in endpoints:
             self.endpoints.append(self._server.bind(endpoint))
         self._shell.carry_out(self._coordinator.started(self.endpoints, time.time()))
+        self._report_events()
         return self.endpoints
 
     def admit(self, public_key: str) -> Member | None:
@@ -137,7 +144,7 @@ class HeadServer:
             restarting: True if another head will soon listen at this address, so that workers and groups go on; False
                 if the cluster ends.
         """
-        self._shell.carry_out(self._coordinator.finish_turn())
+        self._shell.carry_out(self._finish_turn())
         if reason:
             self._shell.carry_out((self._coordinator.restarting if restarting else self._coordinator.farewell)(reason))
         self._lines.flush()
@@ -146,6 +153,9 @@ class HeadServer:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()
         audit, self._audit = self._audit, None
         if audit is not None:
             audit.close()
@@ -200,7 +210,16 @@ class HeadServer:
 
     def _finish_turn(self) -> list[commands.Command]:
         self._lines.flush()
-        return self._coordinator.finish_turn()
+        out = self._coordinator.finish_turn()
+        if self._coordinator.log.is_watched:
+            added, dropped = self._coordinator.log.take_changes()
+            if self._events is not None and (added or dropped):
+                self._events.write(added, dropped, self._report_events)
+        return out
+
+    def _report_events(self) -> None:
+        if self._events is not None:
+            self._shell.handle(commands.StoreStatus(self._events.trouble, self._events.path))
 
     def _carry_out(self, command: commands.Command) -> None:
         if isinstance(command, commands.Notify):

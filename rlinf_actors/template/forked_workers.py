@@ -266,10 +266,8 @@ class ForkedWorkers:
         else:
             worker.pong = packet
 
-    def tell(
-        self, packet: packets.DevicesLocked | packets.DevicesBusy | packets.Revoke | packets.WorkerQuestion
-    ) -> None:
-        """Pass a packet of agentd on to the worker whose id is in the packet."""
+    def tell(self, packet: packets.ToOneWorker) -> None:
+        """Pass a packet on to the worker whose id is in the packet."""
         worker = self._workers.get(packet.id)
         if worker is None:
             return
@@ -387,7 +385,7 @@ class ForkedWorkers:
                 self._send(packet)
             elif isinstance(packet, packets.Pong) and packet.id == worker.id:
                 self._on_pong(worker, packet)
-            elif isinstance(packet, packets.WORKER_ANSWERS) and packet.id == worker.id:
+            elif isinstance(packet, (*packets.WORKER_ANSWERS, packets.TracerAllowed)) and packet.id == worker.id:
                 self._send(packet)
             elif isinstance(packet, (packets.StartFailed, packets.LeaseLost, packets.TemplateFailed)):
                 worker.failure = packet.text

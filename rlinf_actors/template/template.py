@@ -67,9 +67,11 @@ from rlinf_actors.template import child_setup
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.template.bootstrap import fail
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
+from rlinf_actors.template.outside_stacks import OutsideStacks
 from rlinf_actors.template.wrapped_start import WrappedStart, connect
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.protocol import make_decoders
+from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import ExitReport
 
 END_S = 5.0
@@ -204,7 +206,8 @@ class Template:
         self._child: child_setup.ChildStart | None = None
         keep, keep_s, keeper = config.keep, config.keep_s, os.getppid()
         self._link = AgentLink(self._selector, self._agent, keep, keep_s, self._obey, self._orphaned, keeper)
-        self._workers = ForkedWorkers(self._selector, self._link.send, bool(config.keep))
+        self._workers = ForkedWorkers(self._selector, self._on_packet, bool(config.keep))
+        self._stacks = OutsideStacks(self._selector, self._link.send, self._workers.tell)
         self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # five fds a worker
         self._wakeup = socket.socketpair()
@@ -227,12 +230,14 @@ class Template:
             packets.TemplateReady(os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths)
         )
         while not self._over:
-            waits = [wait for wait in (self._workers.patience(), self._link.patience()) if wait is not None]
+            patience = self._workers.patience(), self._link.patience(), self._stacks.patience()
+            waits = [wait for wait in patience if wait is not None]
             for key, mask in self._selector.select(min(waits, default=None)):
                 key.data(mask)
                 if self._child is not None:
                     return self._child
             self._workers.check_ends()
+            self._stacks.check()
             if self._link.patience() == 0.0:
                 self._end(f"no agentd came back to it within {self._link.keep_s:g} s")
         self._link.refuse()
@@ -316,9 +321,19 @@ class Template:
             self._link.registered(packet.seconds)
         elif isinstance(packet, packets.Settled):
             self._workers.settled(packet.ids)
+        elif isinstance(packet, packets.ShowStacks) and packet.level != IO_THREAD:
+            worker = next((worker for worker in self._workers.workers if worker.id == packet.id), None)
+            self._stacks.take(worker, packet)
         else:
             self._workers.tell(packet)
         return not self._over and self._child is None
+
+    def _on_packet(self, packet: packets.ToAgent) -> None:
+        """Handle a packet of a worker, or about one: agentd gets it, or this template has asked for it."""
+        if isinstance(packet, packets.TracerAllowed):
+            self._stacks.allowed(packet)
+        else:
+            self._link.send(packet)
 
     def _orphaned(self) -> None:
         if self._config.keep:
@@ -399,6 +414,7 @@ class Template:
         """Close the template's descriptors that this process, a worker that was just forked, has inherited."""
         self._selector.close()
         self._workers.close()
+        self._stacks.close()
         self._link.close()
         for end in self._wakeup:
             end.close()

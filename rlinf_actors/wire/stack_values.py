@@ -32,15 +32,20 @@ OfAsked = Annotated[
     Meta(max_length=MAX_ASKED, title="asked", description="Longer lists are asked for in parts."),
 ]
 """One for each worker whose stacks are asked for."""
+IO_THREAD, SIGNAL, PY_SPY, NATIVE = "io-thread", "signal", "py-spy", "native"
+"""The levels, by which the stacks of a worker are taken: its I/O thread answers; a signal makes C code in the worker
+write them; py-spy reads them from outside; the same with the frames of C code."""
+LEVELS = (IO_THREAD, SIGNAL, PY_SPY, NATIVE)
 STACK_BYTES = 40 << 10
 """Most bytes of the stacks of one worker, about: the packet that has them may have 64 KiB."""
 
 
 class StackQuestion(Value, frozen=True):
-    """Request to a node: send the stacks of these workers, which are of the job `namespace`."""
+    """Request to a node: send the stacks of these workers, which are of the job `namespace`, by `level` of LEVELS."""
 
     namespace: Name
     ids: OfAsked[Name]
+    level: Name = IO_THREAD
 
 
 class StackFrame(Value, frozen=True):
@@ -91,7 +96,7 @@ class Wait(Value, frozen=True):
 
 
 class WorkerStacks(Value, frozen=True):
-    """What a worker does, as its I/O thread says.
+    """What a worker does, as its I/O thread says. Other levels know its stacks only.
 
     Attributes:
         method: the call that has been running longest, "" for none.
@@ -101,6 +106,7 @@ class WorkerStacks(Value, frozen=True):
         stacks: its threads, the main thread first, and its asyncio tasks; not the I/O thread.
         cut: number of stacks and waits that were left out.
         fault: why there is no answer of the worker, for people; "" if there is one.
+        level: by which of LEVELS the stacks were taken.
     """
 
     id: Name
@@ -114,3 +120,4 @@ class WorkerStacks(Value, frozen=True):
     ] = []
     cut: int = 0
     fault: Text = ""
+    level: Name = IO_THREAD

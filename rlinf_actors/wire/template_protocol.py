@@ -16,7 +16,7 @@ from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.bounds import Address, Method, Name, OfNode, Path, Report, Some, Text, Variables
 from rlinf_actors.wire.figure_values import WorkerFigures
 from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
-from rlinf_actors.wire.stack_values import WorkerStacks
+from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
@@ -206,10 +206,24 @@ class RecordTrace(ControlMessage, frozen=True):
 
 
 class ShowStacks(ControlMessage, frozen=True):
-    """Packet of agentd, passed on by the template: the worker's I/O thread answers with StacksShown."""
+    """Packet of agentd: take the stacks of a worker by `level`, and send StacksShown.
+
+    The template passes the packet on if the level is IO_THREAD, and takes the stacks itself by the other levels.
+    """
 
     id: Name
     request: int
+    level: Name = IO_THREAD
+
+
+class AllowTracer(ControlMessage, frozen=True):
+    """Packet of a template to a worker: let the process `pid` trace it, 0 for no process any more.
+
+    The worker's I/O thread answers with TracerAllowed.
+    """
+
+    id: Name
+    pid: int
 
 
 class ShowFigures(ControlMessage, frozen=True):
@@ -270,13 +284,14 @@ class WorkerUp(ControlMessage, frozen=True, tag="Up"):
     """Packet of a worker: its runtime listens at `endpoint`.
 
     `port` is the TCP port of `endpoint`. `master_port` is a free TCP port that rank 0 holds as MASTER_PORT, 0 for other
-    ranks.
+    ranks. `stack_fd` is the worker's pipe for stacks (worker.signal_stacks), -1 for none; agentd does not use it.
     """
 
     id: Name
     endpoint: Endpoint
     port: Port
     master_port: Port
+    stack_fd: int = -1
 
 
 class StartFailed(ControlMessage, frozen=True):
@@ -379,6 +394,13 @@ class StacksShown(ControlMessage, frozen=True):
     stacks: WorkerStacks
 
 
+class TracerAllowed(ControlMessage, frozen=True):
+    """Answer of a worker's I/O thread to AllowTracer. The template does not pass it on."""
+
+    id: Name
+    pid: int
+
+
 class FiguresShown(ControlMessage, frozen=True):
     """Answer of a worker's I/O thread to ShowFigures, with its `request`. The template passes it on."""
 
@@ -458,7 +480,8 @@ WorkerQuestion = Union[ShowStacks, ShowFigures, RecordTrace]
 WorkerAnswer = Union[StacksShown, FiguresShown, TraceRecorded]
 WORKER_ANSWERS = (StacksShown, FiguresShown, TraceRecorded)
 """The answers, with the `request` of the question. The template passes them on to agentd."""
-ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping, NodeRegistered, WorkerQuestion]
+ToOneWorker = Union[DevicesLocked, DevicesBusy, Revoke, WorkerQuestion, AllowTracer]
+ToWorker = Union[ToOneWorker, Renew, Ping, NodeRegistered]
 ToTemplate = Union[
     Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke,
     NodeRegistered, WorkerQuestion,
@@ -466,6 +489,7 @@ ToTemplate = Union[
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
     UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, WorkerAnswer,
+    TracerAllowed,
 ]  # fmt: skip
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 

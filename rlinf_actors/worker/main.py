@@ -40,12 +40,13 @@ from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net import reading
 from rlinf_actors.net.held_signals import not_held
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.settings import EXT_MODULE
+from rlinf_actors.settings import EXT_MODULE, PTRACE
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
+from rlinf_actors.worker import outside_stacks
 from rlinf_actors.worker.children import Children
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executors import (
@@ -244,9 +245,13 @@ def _start(
     control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
     control.serve(packets.ShowStacks, lambda packet: control.post(_stacks_shown(spec.id, packet.request, server)))
     control.serve(packets.ShowFigures, lambda packet: control.post(_figures_shown(context, packet)))
+    control.serve(packets.AllowTracer, lambda packet: _allow_tracer(control, packet))
+    if context.environ.get(PTRACE) == "1":
+        outside_stacks.allow_tracer(place.budgets[0])  # the template and all that it starts
     control.serve(packets.RecordTrace, lambda packet: control.post(switch_trace(packet, context)))
     master_port = context.ports.hold() if spec.rank == 0 else 0
-    control.send(packets.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port))
+    stack_fd = outside_stacks.register()
+    control.send(packets.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port, stack_fd))
     return context
 
 
@@ -267,6 +272,11 @@ def _stacks_shown(id: str, request: int, server: WorkerServer) -> packets.Stacks
 def _figures_shown(context: worker_context.WorkerContext, packet: packets.ShowFigures) -> packets.FiguresShown:
     id, doing = context.spec.id, context.server.activity()
     return packets.FiguresShown(id, packet.request, worker_figures(id, doing, context.messenger, packet.at))
+
+
+def _allow_tracer(control: TemplateSocket, packet: packets.AllowTracer) -> None:
+    outside_stacks.allow_tracer(packet.pid)
+    control.post(packets.TracerAllowed(packet.id, packet.pid))
 
 
 def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -> None:

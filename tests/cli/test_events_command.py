@@ -81,6 +81,12 @@ def test_json_has_stable_keys(head, capsys):
         (["--since", "1"], ["estop"]),
         (["--since", "2"], []),
         (["--since", "10m"], ["head_started", "estop"]),
+        (["--since", "2020-01-01T00:00Z"], ["head_started", "estop"]),
+        (["--since", "2999-01-01 00:00"], []),
+        (["--since", "2999-01-01"], []),
+        (["--since", "0:00"], ["head_started", "estop"]),
+        (["--node", "n0"], []),
+        (["--job", "other"], ["head_started"]),
         (["--kind", "head_started"], ["head_started"]),
         (["--namespace", "other"], ["head_started"]),
         (["--namespace", "lab"], ["head_started", "estop"]),
@@ -92,7 +98,7 @@ def test_filters_are_sent_to_the_head(head, capsys, arguments, seen):
     assert (code, [json.loads(line)["kind"] for line in lines]) == (0, seen)
 
 
-@pytest.mark.parametrize("arguments", [["--since", "yesterday"], ["--kind", "worker_exploded"]])
+@pytest.mark.parametrize("arguments", [["--since", "yesterday"], ["--since", "25:00"], ["--kind", "worker_exploded"]])
 def test_a_wrong_option_is_a_usage_error(head, capsys, arguments):
     code, lines, err = run(capsys, *arguments)
     assert (code, lines) == (64, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -80,7 +81,19 @@ def test_equal_stacks_are_shown_once_with_all_ranks():
 
 def test_a_worker_without_an_answer_is_named_with_the_reason():
     silent = [worker(n, fault="its I/O thread does not answer", stacks=[]) for n in (0, 1)]
-    assert next(report_lines(silent)) == "env:0-1 of job j, on gpu-1: no answer: its I/O thread does not answer"
+    assert list(report_lines(silent))[:2] == [
+        "env:0-1 of job j, on gpu-1: no answer: its I/O thread does not answer",
+        "  --signal and --py-spy show stacks of workers that do not answer",
+    ]
+
+
+def test_each_answer_says_how_its_stacks_were_taken():
+    shown = [worker(0), worker(1, level="signal"), worker(2, level="py-spy"), worker(3, level="native")]
+    text = "\n".join(report_lines(shown))
+    for rank, level in enumerate(["its I/O thread", "a signal", "py-spy", "py-spy, with C code"]):
+        assert f"env:{rank} of job j, on gpu-1: " in text
+        assert f"stacks by {level}" in text
+    assert [one["level"] for one in report_dict(shown)["workers"]] == ["io-thread", "signal", "py-spy", "native"]
 
 
 def test_frames_that_lead_to_the_method_are_left_out_of_the_text_only():
@@ -197,6 +210,13 @@ class Caller(Worker):
         begun.get(key=self._group_name)
         other.pid().wait()
 
+    def hold_the_lock(self, begun: Channel) -> None:
+        """C code keeps the interpreter's lock, so that no other thread runs."""
+        begun.put("holds")
+        begun.get(key="holds")
+        while True:  # a signal ends a pause
+            ctypes.PyDLL(None).pause()
+
 
 @pytest.mark.live
 def test_workers_that_call_one_another_and_a_stopped_one_are_named(local_cluster, monkeypatch, capsys):
@@ -231,6 +251,25 @@ def test_workers_that_call_one_another_and_a_stopped_one_are_named(local_cluster
         assert faults == {"channel@begun": "", "left": "its I/O thread does not answer", "right": ""}
         for call in calls:
             call.cancel()
+
+        stuck = Caller.create_group().launch(cluster, place, name="stuck")
+        lost = stuck.hold_the_lock(channel)
+        assert channel.get() == "holds"
+        channel.put(0, key="holds")
+
+        def stacks(*level: str) -> tuple[str, str, bool]:
+            assert app.run(["stack", "stuck", "--json", *level]) == 0
+            (found,) = json.loads(capsys.readouterr().out)["workers"]
+            functions = [frame["function"] for stack in found["stacks"] for frame in stack["frames"]]
+            held = any(one.rpartition(".")[2] == "hold_the_lock" for one in functions)
+            return found["level"], found["fault"], held
+
+        silent = ("io-thread", "its I/O thread does not answer", False)
+        assert pace.again_like(stacks, silent) == silent
+        assert stacks("--signal") == ("signal", "", True)
+        level, fault, held = stacks("--py-spy")
+        assert (level, held or "py-spy" in fault) == ("py-spy", True)  # not installed, or forbidden here
+        lost.cancel()
 
 
 @pytest.mark.live

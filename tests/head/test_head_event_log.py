@@ -20,12 +20,12 @@ from rlinf_actors.wire.values import EventKind, ExitReport
 class LogKit:
     """An event log with its later answers, in place of the coordinator."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **options: typing.Any) -> None:
         self.identity = Identity("log", "1")
         self.timers = TimerHeap()
         self.now, self.wall = 0.0, 9.0
         self.sent: dict[int, Events] = {}
-        self.log = EventLog(self, **limits)
+        self.log = EventLog(self, **options)
 
     def emit(self, command: object) -> None:
         assert isinstance(command, Answer)
@@ -44,7 +44,7 @@ class LogKit:
 
     def ask(self, id: int = 1, now: float = 0.0, **question: object) -> Events | None:
         self.now = now
-        return self.log.ask(b"p", id, GetEvents(**question), lambda namespace: True)
+        return self.log.ask(b"p", id, GetEvents(**question), lambda namespace, owner: True)
 
 
 def texts(events: Events | None) -> list[str]:

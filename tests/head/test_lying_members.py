@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from rlinf_actors.head import commands, jobs
 from rlinf_actors.head.commands import ConnectionRejected, Refuse, RequestReceived, TimerDue
-from rlinf_actors.head.event_log import KEPT_EVENTS, KINDS, WINDOW_S
+from rlinf_actors.head.event_log import KEPT_EVENTS
 from rlinf_actors.head.quotas import KEPT_OF_ONE, LIMITS
+from rlinf_actors.head.refusal_log import KINDS, WINDOW_S
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import (
     ClientGone,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlinf_actors.head.event_log import Due, RefusalTally
+from rlinf_actors.head.refusal_log import Due, RefusalTally
 
 
 @pytest.fixture

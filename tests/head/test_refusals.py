@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from keys_kit import KeysKit, key, two_jobs
 
-from rlinf_actors.head import event_log
+from rlinf_actors.head import refusal_log
 from rlinf_actors.head.commands import Command, ConnectionRejected
-from rlinf_actors.head.event_log import KINDS
+from rlinf_actors.head.refusal_log import KINDS
 from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 from rlinf_actors.wire.key_messages import GetKeys
 
@@ -47,7 +47,7 @@ def test_repetitions_are_counted_and_logged_once_a_minute(kit):
     assert len(turned_away(kit)) == 1
     for _ in range(1000):
         assert turned_away(kit) == []
-    assert refused(kit.wait(event_log.WINDOW_S)) == [
+    assert refused(kit.wait(refusal_log.WINDOW_S)) == [
         "refused a connection from 10.0.0.9: it has no key (1000 more in the last 60 s)"
     ]
     assert refused(kit.wait(200)) == []
@@ -55,15 +55,15 @@ def test_repetitions_are_counted_and_logged_once_a_minute(kit):
 
 
 def test_head_wakes_up_to_log_repetitions(kit):
-    assert kit.head.next_deadline() > kit.now + event_log.WINDOW_S
+    assert kit.head.next_deadline() > kit.now + refusal_log.WINDOW_S
     turned_away(kit)
-    assert kit.head.next_deadline() == kit.now + event_log.WINDOW_S
+    assert kit.head.next_deadline() == kit.now + refusal_log.WINDOW_S
 
 
 def test_rejections_from_many_addresses_are_logged_as_one_count(kit):
     lines = sum(len(turned_away(kit, "", f"10.1.{n // 250}.{n % 250}", "it came without CURVE")) for n in range(5000))
     assert lines == KINDS
-    out = refused(kit.wait(event_log.WINDOW_S))
+    out = refused(kit.wait(refusal_log.WINDOW_S))
     assert [line.split(",")[0] for line in out] == [f"{5000 - KINDS} more refusals of other kinds in the last 60 s"]
 
 
@@ -71,7 +71,7 @@ def test_repeated_refusal_of_a_member_is_logged_once(kit):
     for _ in range(50):
         kit.ask("bob", GetKeys())
     assert kit.head.refusals.count == 50
-    assert refused(kit.wait(event_log.WINDOW_S)) == [
+    assert refused(kit.wait(refusal_log.WINDOW_S)) == [
         "refused: driver 'bob' may not say GetKeys (49 more in the last 60 s)"
     ]
 

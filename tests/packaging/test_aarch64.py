@@ -46,7 +46,8 @@ def fits(tag, minor):
         return tag.interpreter == "py3" and tag.abi == "none"
     glibc = ["manylinux2014_aarch64", *(f"manylinux_2_{number}_aarch64" for number in aarch64.GLIBC)]
     stable = tag.abi == "abi3" and int(tag.interpreter.removeprefix("cp3")) <= minor
-    return tag.platform in glibc and (stable or tag.interpreter == tag.abi == f"cp3{minor}")
+    program = (tag.interpreter, tag.abi) == ("py3", "none")  # it needs no certain Python
+    return tag.platform in glibc and (program or stable or tag.interpreter == tag.abi == f"cp3{minor}")
 
 
 @pytest.mark.timeout(300)
