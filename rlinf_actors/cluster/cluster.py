@@ -304,15 +304,15 @@ class Cluster(ClusterNames, TracedCluster):
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        self._failed = self._failed or kind is not None
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._failed = (self._job is None and self.runtime.lost.script_raised(error)) or self._failed
         self.shutdown()
 
     async def __aenter__(self) -> Cluster:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        self._failed = self._failed or kind is not None
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._failed = (self._job is None and self.runtime.lost.script_raised(error)) or self._failed
         await self.shutdown_async()
 
     @classmethod

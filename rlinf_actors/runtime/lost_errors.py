@@ -19,9 +19,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 from rlinf_actors.net.loop import call_soon
+from rlinf_actors.shown import printable
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ LOOP_PATIENCE_S = 0.5
 
 REMEMBERED = 64
 """Number of reported error objects that are remembered, because several calls may fail with the same object."""
+
+FAILURE_CHARS = 500
+"""Largest length of the text that says how a script failed."""
 
 Later = Callable[[float, Callable[[], object]], object]
 """Runs a function after a number of seconds, on a thread of the runtime."""
@@ -100,12 +105,26 @@ class LostErrors:
         self._later = later
         self._end_driver = end_driver
         self._exit_code = _ExitCode.watched() if change_exit_code else None
+        self._failure = ""
         self.count = 0
 
     @property
     def script_failed(self) -> bool:
         """True if the script ends by an exception or a non-zero exit code. Always False without *change_exit_code*."""
         return self._exit_code is not None and self._exit_code.chosen
+
+    def script_raised(self, error: BaseException | None) -> bool:
+        """Note the exception, if any, with which the script leaves its cluster. Return True if there is one."""
+        self._failure = (self._failure or failure_of(error)) if error is not None else self._failure
+        return error is not None
+
+    @property
+    def farewell(self) -> str:
+        """Why the driver leaves, for the head's event log: an operator does not see the script's terminal."""
+        if self._failure or not self.count:
+            return self._failure or "the process ends"
+        calls = "1 failed call was" if self.count == 1 else f"{self.count} failed calls were"
+        return f"the process ends; {calls} never awaited"
 
     def failed(self, failed: FailedOperation, *, awaited: bool) -> None:
         """Register a failed operation. If *awaited* is False, its error is reported after GRACE_S.
@@ -164,6 +183,7 @@ class LostErrors:
                 self._lost(failed, record)
         exit_code, self._exit_code = self._exit_code, None
         if exit_code is not None:
+            self._failure = self._failure or exit_code.failure
             exit_code.release()
 
     def _overdue(self, record: _Open) -> None:
@@ -232,6 +252,23 @@ _ENDS = (
 )
 
 
+def failure_of(error: BaseException) -> str:
+    """Return how a script fails that ends by *error*, in one line; "" if it does not fail."""
+    if isinstance(error, KeyboardInterrupt):
+        return "its script was interrupted (Ctrl-C)"
+    if isinstance(error, SystemExit):
+        if error.code in (None, 0):
+            return ""
+        how = f"code {error.code}" if isinstance(error.code, int) else repr(error.code)
+        return printable(f"its script exited with {how}", FAILURE_CHARS)
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - of the user's class
+        text = ""
+    said = next((line for line in text.splitlines() if line.strip()), "")
+    return printable(f"its script failed: {type(error).__name__}{': ' * bool(said)}{said}", FAILURE_CHARS)
+
+
 def _log(text: str) -> None:
     log.error("%s: %s", _TEXT, text)
 
@@ -250,6 +287,7 @@ class _ExitCode:
         self.lost = False
         self._users = 0
         self.chosen = False
+        self.failure = ""
         self._exit, self._hook = sys.exit, sys.excepthook
         sys.exit = self._note_exit  # type: ignore[assignment]
         sys.excepthook = self._note_exception
@@ -279,11 +317,13 @@ class _ExitCode:
     def _note_exit(self, status: Any = None, /) -> None:
         if threading.current_thread() is threading.main_thread():
             self.chosen = status not in (None, 0)
+            self.failure = failure_of(SystemExit(status))
         self._exit(status)
 
-    def _note_exception(self, *error: Any) -> None:
+    def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.chosen = True
-        self._hook(*error)
+        self.failure = failure_of(error)
+        self._hook(kind, error, trace)
 
     def _at_exit(self) -> None:
         if self.chosen or not self.lost:

@@ -415,7 +415,7 @@ class Runtime:
         self.groups.close_all(lambda group: GroupClosedError(f"group {group.name!r}: {text}"))
         self.groups.clear()
         if self.head is not None:
-            self.head.close("the process ends", 0 if self._stopped else 200, UsageError(SHUT_DOWN))
+            self.head.close(self.lost.farewell, 0 if self._stopped else 200, UsageError(SHUT_DOWN))
         await self._bulk.close()
         self.network.close()
         if self._memory is not None:

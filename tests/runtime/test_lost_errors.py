@@ -78,6 +78,61 @@ def test_error_that_is_seen_in_time_is_not_logged(lost, clock, caplog):
     assert caplog.text == ""
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("parts:1 on n1 raised ValueError: 17\nTraceback"), "its script failed: ValueError: parts:1 on n1 "),
+        (KeyError(), "its script failed: KeyError"),
+        (ValueError("\n\x1b[2J" + "x" * 1000), "its script failed: ValueError: \\x1b[2Jxxx"),
+        (Unspeakable(), "its script failed: Unspeakable"),
+        (SystemExit(3), "its script exited with code 3"),
+        (SystemExit("no\nrobot"), "its script exited with 'no\\nrobot'"),
+        (SystemExit("x" * 1000), "its script exited with 'xx"),
+        (SystemExit(0), "the process ends"),
+        (SystemExit(), "the process ends"),
+        (KeyboardInterrupt(), "its script was interrupted (Ctrl-C)"),
+        (None, "the process ends"),
+    ],
+)
+def test_the_farewell_says_in_one_line_how_the_script_failed(lost, error, said):
+    assert lost.script_raised(error) == (error is not None)
+    lost.close()
+    assert lost.farewell.startswith(said)
+    assert lost.farewell.isprintable()
+    assert len(lost.farewell) < 600
+
+
+def test_the_farewell_counts_failed_calls_that_were_never_awaited(lost):
+    lost.failed(Result(), awaited=False)
+    lost.close()
+    assert lost.farewell == "the process ends; 1 failed call was never awaited"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise ValueError('boom')", "its script failed: ValueError: boom"),
+        ("sys.exit(4)", "its script exited with code 4"),
+        ("sys.exit()", "the process ends"),
+    ],
+)
+def test_the_farewell_knows_how_a_script_without_a_with_block_ends(code, said):
+    script = f"""
+        import atexit, sys
+        from rlinf_actors.runtime.lost_errors import LostErrors
+        lost = LostErrors(True, lambda *_: None)
+        atexit.register(lambda: (lost.close(), print(lost.farewell)))
+        {code}
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == said
+
+
 def test_seen_error_is_kept_no_longer(lost):
     """Its traceback has the caller's frames, whose locals may be large."""
     result = Result()
