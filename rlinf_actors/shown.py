@@ -7,7 +7,9 @@ title, or make some terminals type. `printable` is for text within a line, `line
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Iterable, Sequence
 
 TEXT_CHARS = 1000
 """Largest number of characters of a line in the event log, and of a person's reason."""
@@ -18,6 +20,8 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"  # control, and directions
 )
 RESET = "\x1b[0m"
+HTML_ROWS = 100
+"""Most rows of a table in a notebook."""
 
 
 def printable(text: str, limit: int = TEXT_CHARS) -> str:
@@ -52,6 +56,20 @@ def output(text: str) -> str:
 def bar(text: str) -> str:
     """Return a state of a worker's progress bar, without colours, for use within a line."""
     return printable(_SGR.sub("", text), len(text) + 1)
+
+
+def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for a notebook, as HTML with escaped text. Rows beyond HTML_ROWS are only counted."""
+    found = list(rows)
+    cells = "".join(f"<th>{_cell(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(one)}</td>" for one in row) + "</tr>" for row in found[:HTML_ROWS])
+    more = f"<p>and {len(found) - HTML_ROWS} more</p>" if len(found) > HTML_ROWS else ""
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>" if found else ""
+    return f"<div><strong>{_cell(title)}</strong>{table}{more}</div>"
+
+
+def _cell(value: object) -> str:
+    return html.escape(printable(str(value)))
 
 
 def json_text(text: str) -> str:

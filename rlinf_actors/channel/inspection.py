@@ -12,6 +12,7 @@ from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.channel.results import ShownItem, T, UndeliverableItem, View
 from rlinf_actors.errors import ChannelBrokenError, ChannelClosedError
 from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.shown import html_table
 
 V = TypeVar("V")
 
@@ -24,6 +25,14 @@ class ChannelViews(Generic[T]):
 
     _name: str
     _namespace: str
+
+    _maxsize: int | None
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks, of what this process knows: a question to the host could block the notebook."""
+        size = "not known yet" if self._maxsize is None else self._maxsize or "no limit"
+        rows = [("job", self._namespace or "none: the items are in this process"), ("maxsize", size)]
+        return html_table(repr(self)[1:-1], ("", ""), rows)
 
     @property
     def is_local(self) -> bool:

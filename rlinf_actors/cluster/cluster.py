@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from rlinf_actors import forks
 from rlinf_actors.cluster.cluster_names import ClusterNames
-from rlinf_actors.cluster.cluster_nodes import Pieces
+from rlinf_actors.cluster.cluster_nodes import NodesTable, Pieces
 from rlinf_actors.cluster.connect import (
     ClusterArguments,
     Connecting,
@@ -62,7 +62,7 @@ STOP_GRACE_S = 2.0
 _start_lock = StartLock()
 
 
-class Cluster(ClusterNames, TracedCluster):
+class Cluster(ClusterNames, TracedCluster, NodesTable):
     """The cluster on which this process launches groups.
 
     If a head is configured, ``Cluster()`` connects to the head and waits for the nodes. If no head is configured and

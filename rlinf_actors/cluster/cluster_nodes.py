@@ -26,6 +26,7 @@ from rlinf_actors.hardware.registry import hardware_classes, hardware_types, is_
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo, HardwareResource, is_accelerator_type
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.settings import EXT_MODULE, Settings
+from rlinf_actors.shown import html_table
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware
 from rlinf_actors.wire.values import Extension, HardwareAnswer, HardwareQuestion, HardwareReport, NodeState, Piece
 
@@ -320,3 +321,22 @@ def _resource(query: _Query, answer: HardwareAnswer) -> HardwareResource | None:
         raise ConfigError(f"node {name} cannot say which {kind} it has: {answer.text}", path=query.path)
     infos = [info_of(piece, query.path) for piece in answer.pieces]
     return HardwareResource(kind, infos) if infos else None
+
+
+class NodesTable:
+    """A base class of Cluster: its nodes as a table in notebooks."""
+
+    _nodes: list[NodeInfo]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                node.node_rank,
+                node.node_ip,
+                node.num_cpus,
+                ", ".join(f"{len(one.infos)} {one.type}" for one in node.hardware_resources) or "none",
+                node.python_interpreter_path,
+            )
+            for node in self._nodes
+        ]
+        return html_table(repr(self)[1:-1], ("rank", "address", "CPUs", "hardware", "Python"), rows)

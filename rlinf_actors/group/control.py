@@ -32,6 +32,7 @@ from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.hardware.configured import info_of
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.shown import html_table
 from rlinf_actors.wire import protocol
 
 if TYPE_CHECKING:
@@ -218,6 +219,11 @@ class GroupControl:
         """Return the state of each worker by rank, as the head last reported it. Ranks without a report are missing."""
         return dict(self.group.states)
 
+    def _as_html(self, title: str) -> str:
+        """Return the workers as a table for a notebook, by what this process knows. Does not block."""
+        headings = ("rank", "node", "address", "state", "process", "restarts")
+        return html_table(title, headings, [_row(rank, state) for rank, state in sorted(self.states().items())])
+
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until every worker is constructed, or raise the error of the launch.
 
@@ -293,6 +299,12 @@ class GroupControl:
             except RlinfActorsError as error:
                 log.warning("group %r: _close() failed; stopping it anyway: %s", self.name, error)
         await self.runtime.groups.stop_or_leave(group, grace)
+
+
+def _row(rank: int, state: WorkerState) -> tuple[object, ...]:
+    """Return rank, node, address, state, process and restarts of a worker, for people."""
+    ended = "" if state.exit is None or state.state != "gone" else f": {state.exit.reason or state.exit.kind}"
+    return rank, state.node_rank, state.node_ip, f"{state.state}{ended}", state.pid or "", state.restarts or ""
 
 
 class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -429,6 +429,9 @@ class WorkerGroup(Calls[T], Resizing):
         control = self._control
         return f"<WorkerGroup {control.name!r} of {control.world_size} {control.cls_name}>"
 
+    def _repr_html_(self) -> str:
+        return self._control._as_html(repr(self)[1:-1])
+
 
 GroupControl._handle_cls = WorkerGroup
 

@@ -18,6 +18,7 @@ from rlinf_actors.runtime.future import Future, Promise, call_all
 from rlinf_actors.runtime.late_report import ANSWER_S, LateReport, late_text
 from rlinf_actors.runtime.peer import Peer, new_call
 from rlinf_actors.runtime.shared_arguments import SharedArguments
+from rlinf_actors.shown import html_table
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
@@ -428,6 +429,17 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
         else:
             state = "done" if self._failed is None and self._error is None else "failed"
         return f"<WorkerGroupFuncResult {self._method}() {state}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(peer.name, peer.node, self._state_of(index)) for index, peer in enumerate(self._peers)]
+        return html_table(repr(self)[1:-1], ("worker", "node", "answer"), rows)
+
+    def _state_of(self, index: int) -> str:
+        answer = self._answers.get(index)
+        if answer is None:
+            return "none" if self._error is not None else "waits"
+        returned = type(answer.frame) is frames.Ok if isinstance(answer, _Received) else isinstance(answer, _Value)
+        return "returned" if returned else "failed"
 
 
 def refuse_own(runtime: Runtime, method: str, peers: Sequence[Peer]) -> None:

@@ -17,6 +17,7 @@ from rlinf_actors.placement.grammar import assign, names_all, rank_map
 from rlinf_actors.placement.node_groups import ClusterView
 from rlinf_actors.placement.resolver import ResourceTable, place
 from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
+from rlinf_actors.shown import html_table
 
 T = TypeVar("T")
 
@@ -94,6 +95,11 @@ class ComponentPlacement:
                 self._component_world_size[name] = resolved.world_size
                 self._rules[name] = rule
                 self._identities[name] = frozenset(resolved.identities)
+
+    def _repr_html_(self) -> str:
+        rows = [(name, self.get_rule(name).placement, self.get_world_size(name)) for name in self.components]
+        title = f"ComponentPlacement, {self.placement_mode.value}"
+        return html_table(title, ("component", "placement", "workers"), rows)
 
     @property
     def components(self) -> list[str]:

@@ -16,6 +16,7 @@ from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.component import ComponentPlacement, PlacementMode
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.node_groups import ClusterView, find_group
+from rlinf_actors.shown import html_table
 
 _HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
 
@@ -43,6 +44,14 @@ class Plan(msgspec.Struct, frozen=True):
         accelerators = sum(node.num_accelerators for node in self.nodes)
         head = f"{_count(len(self.nodes), 'node')}, {_count(accelerators, 'accelerator')}; {self.placement_mode.value}"
         return "\n\n".join([head, *(_render(component, self.nodes) for component in self.components)]) + "\n"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (component.name, component.placement, len(component.placements), ", ".join(component.node_groups))
+            for component in self.components
+        ]
+        title = f"plan on {_count(len(self.nodes), 'node')}, {self.placement_mode.value}"
+        return html_table(title, ("component", "placement", "workers", "node groups"), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values. Keys are stable; later versions may add keys."""
