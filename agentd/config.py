@@ -22,6 +22,7 @@ from rlinf_actors import config_files
 from rlinf_actors.cgroups import roots
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.head.notify import DEFAULT_KINDS, Notify, checked
 from rlinf_actors.model.names import wrong_name
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, key_at
@@ -31,8 +32,10 @@ from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Settings, Unit
 from rlinf_actors.toml_text import parse_toml
 from rlinf_actors.wire.launch_rules import ANYONE, LOCAL_DRIVERS, LaunchRules
 from rlinf_actors.wire.protocol import MAX_LEASE_S, MAX_ROBOT_LEASE_S
+from rlinf_actors.wire.values import EventKind
 
 if TYPE_CHECKING:
+    from rlinf_actors.head.commands import Timing
     from rlinf_actors.security.keyfile import KeyFile
 
 log = logging.getLogger(__name__)
@@ -63,10 +66,11 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     ),
     "admit": ("drivers", "robots", "nested", "strict"),
     "hardware": ("probe_timeout_s", "described"),
+    "notify": ("command", "webhook", "webhook_file", "token_file", "kinds", "timeout_s"),
     "timers": ("beat_s", "lease_s", "robot_lease_s", "head_grace_s", "probe_s", "unresponsive_s", "long_call_s"),
 }
 """For each table of agentd.toml, its keys. Each key sets the field of Config with its name and type; see _FIELDS."""
-_FIELDS = {"node.id": "node_id"}
+_FIELDS = {"node.id": "node_id", **{f"notify.{key}": f"notify_{key}" for key in KEYS["notify"]}}
 
 MIN_ROBOT_LEASE_S = 0.5
 MOST_DRIVERS = 1024  # in one list of drivers, which the head gets (bounds.SomeOf)
@@ -127,6 +131,12 @@ class Config(msgspec.Struct, frozen=True):
     robots: tuple[str, ...] | None = None  # those of them whose workers may hold robots here; None for all of them
     nested: bool = True  # False if workers may not launch here, but only drivers
     strict: bool = False  # without `drivers`: True to admit no driver, False to admit all
+    notify_command: tuple[str, ...] = ()  # program, with its arguments, to run for each event (head only)
+    notify_webhook: str = ""  # URL to which each event is posted (head only)
+    notify_webhook_file: str = ""  # file with that URL, if it is a secret (head only)
+    notify_token_file: str = ""  # file with the bearer token for that URL (head only)
+    notify_kinds: tuple[EventKind, ...] = DEFAULT_KINDS  # kinds of events for command and webhook (head only)
+    notify_timeout_s: float = 10.0  # seconds that each may take for an event (head only)
     files: tuple[str, ...] = ()  # configuration files that were read
 
 
@@ -308,10 +318,39 @@ def launch_rules(config: Config) -> LaunchRules:
     return LaunchRules(drivers, config.robots, config.nested, users)
 
 
-def check_files(config: Config) -> None:
-    """Raise ConfigError if the file that describes the hardware cannot be read, or if the configured cgroup directory
-    cannot be used.
+def notify_of(config: Config) -> Notify:
+    """Return which program or web page the head in this agentd tells of events. The head of a driver tells none.
+
+    Raises:
+        ConfigError: a program or file of the table [notify] cannot be used.
     """
+    if not config.head or config.embedded:
+        return Notify()
+    return checked(Notify(**{key: getattr(config, f"notify_{key}") for key in KEYS["notify"]}))
+
+
+def head_timing(config: Config) -> Timing:
+    """Return the timers of the head in this agentd."""
+    from rlinf_actors.head.commands import Timing
+    from rlinf_actors.wire.template_protocol import ROBOT_END_S
+
+    robot_lease_s = min(config.robot_lease_s, config.lease_s)
+    return Timing(
+        beat_s=config.beat_s,
+        lease_s=config.lease_s,
+        robot_lease_s=robot_lease_s,
+        # a private head is never a restarted one: only its driver knows it
+        robot_settle_s=0.0 if config.embedded else robot_lease_s + ROBOT_END_S,
+        head_grace_s=config.head_grace_s,
+        rank_hold_s=max(config.lease_s, config.head_grace_s),
+    )
+
+
+def check_files(config: Config) -> None:
+    """Raise ConfigError if the file that describes the hardware cannot be read, or if the configured cgroup directory,
+    or a program or file of the table [notify], cannot be used.
+    """
+    notify_of(config)
     if config.described is not None and not os.access(config.described, os.R_OK):
         raise ConfigError(f"is {config.described!r}, which cannot be read", path="hardware.described")
     try:

@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING
 from agentd.config import (
     Config,
     default_log_dir,
+    head_timing,
     inherited_environment,
     launch_rules,
     load,
     named,
+    notify_of,
     own_key,
     reload,
 )
@@ -195,35 +197,24 @@ class Daemon:
             return None
         from agentd.run_dir import default_run_dir
         from rlinf_actors.head import state_place
-        from rlinf_actors.head.audit import AuditLog
-        from rlinf_actors.head.commands import Timing
-        from rlinf_actors.head.event_store import EventStore
         from rlinf_actors.head.server import HeadServer
-        from rlinf_actors.head.store import HeadStore, own_keys
-        from rlinf_actors.wire.template_protocol import ROBOT_END_S
+        from rlinf_actors.head.shell_files import open_files
+        from rlinf_actors.head.store import own_keys
 
-        robot_lease_s = min(config.robot_lease_s, config.lease_s)
         usual = run_dir == os.path.abspath(default_run_dir(os.environ))
         state_dir = None
         if not config.embedded:
             chosen = config.state_dir
             state_dir = state_place.named(chosen) if chosen else state_place.of_agentd(run_dir, usual, os.environ)
-        timing = Timing(
-            beat_s=config.beat_s,
-            lease_s=config.lease_s,
-            robot_lease_s=robot_lease_s,
-            # a private head is never a restarted one: only its driver knows it
-            robot_settle_s=0.0 if config.embedded else robot_lease_s + ROBOT_END_S,
-            head_grace_s=config.head_grace_s,
-            rank_hold_s=max(config.lease_s, config.head_grace_s),
-        )
+        files = open_files(state_dir, notify_of(config), os.environ)
         head = HeadServer(
             network,
-            timing=timing,
+            timing=head_timing(config),
             embedded=config.embedded,
-            store=HeadStore(state_dir) if state_dir is not None else None,
-            events=EventStore(state_dir) if state_dir is not None else None,
-            audit=AuditLog(state_dir) if state_dir is not None else None,
+            store=files.store,
+            events=files.events,
+            hooks=files.hooks,
+            audit=files.audit,
             own=own_keys(self._key, Settings.load()),
             on_end=self._end_cluster,
         )

@@ -21,11 +21,12 @@ from rlinf_actors.cli.output import json_option, note, show, show_json, show_tab
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.head import state_place
-from rlinf_actors.head.audit import AuditLog
 from rlinf_actors.head.commands import Timing
-from rlinf_actors.head.event_store import EventStore
+from rlinf_actors.head.notify import DEFAULT_FILE, Notify
+from rlinf_actors.head.notify import read as read_notify
 from rlinf_actors.head.server import HeadServer
-from rlinf_actors.head.store import HeadStore, own_keys
+from rlinf_actors.head.shell_files import open_files
+from rlinf_actors.head.store import own_keys
 from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of
@@ -59,10 +60,21 @@ STOP_S = 30.0
     help="Directory for what a restarted head must know. Default: one per port below $XDG_STATE_HOME/rlinf-actors, "
     "else /var/lib/rlinf-actors (root) or ~/.local/state/rlinf-actors; none for port 0.",
 )
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    help=f"TOML file with the table [notify]: what to run for which events. Default: {DEFAULT_FILE}, if it exists.",
+)
 @json_option
 @click.pass_context
 def head(
-    context: click.Context, listen: str | None, insecure_test_network: bool, state_dir: str | None, as_json: bool
+    context: click.Context,
+    listen: str | None,
+    insecure_test_network: bool,
+    state_dir: str | None,
+    config_file: str | None,
+    as_json: bool,
 ) -> None:
     """Run a head without an agentd, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`.
 
@@ -80,6 +92,7 @@ def head(
     host, _, port = where.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"is {where!r}; it must be HOST:PORT, e.g. {DEFAULT}", path=said_by)
+    notify = read_notify(config_file)
     fault_injection.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     given = state_dir or settings.state_dir
@@ -88,7 +101,7 @@ def head(
     key = key_at(endpoint, settings, "head", insecure=insecure)
     manager = Manager(unit.notify_socket, unit.watchdog_s)
     with ends_process(RlinfActorsError, OSError):
-        code = run_daemon(lambda: _serve(endpoint, key, insecure, directory, as_json, manager))
+        code = run_daemon(lambda: _serve(endpoint, key, insecure, directory, notify, as_json, manager))
     context.exit(code)
 
 
@@ -137,7 +150,13 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
 
 
 async def _serve(
-    endpoint: str, key: KeyFile | None, insecure: bool, state_dir: str | None, as_json: bool, manager: Manager
+    endpoint: str,
+    key: KeyFile | None,
+    insecure: bool,
+    state_dir: str | None,
+    notify: Notify,
+    as_json: bool,
+    manager: Manager,
 ) -> int:
     """Run a head that listens at *endpoint* until the head ends. Return the exit code.
 
@@ -162,12 +181,14 @@ async def _serve(
         network = ZmqNetwork(loop, Security.of(key, insecure))
         stack.callback(network.close)
         timing = Timing()
+        files = open_files(state_dir, notify, os.environ)
         server = HeadServer(
             network,
             timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
-            store=HeadStore(state_dir) if state_dir is not None else None,
-            events=EventStore(state_dir) if state_dir is not None else None,
-            audit=AuditLog(state_dir) if state_dir is not None else None,
+            store=files.store,
+            events=files.events,
+            hooks=files.hooks,
+            audit=files.audit,
             own=own,
             on_end=lambda reason: end(reason, True),
         )
@@ -178,7 +199,7 @@ async def _serve(
         record = head_records.HeadRecord("head", os.getpid(), time.time(), bound, script, key_path, public, insecure)
         stack.callback(head_records.publish(record, settings, Unit.load().run_dir))
         on_stop_signals(loop, lambda name: end(name, False))
-        nothing = "SIGHUP: the head has no configuration file to reload; restart it to change options and variables"
+        nothing = "SIGHUP: the head reloads nothing; restart it to change its options, variables and configuration"
         loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)
         show(as_json, {"head": address}, address)
         log.info("the head listens on %s; nodes join by: agentd --connect %s", address, address)

@@ -34,6 +34,7 @@ from rlinf_actors.net.host import host_key
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Done, EndGroup, Status
+from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.program import DriverState
 from rlinf_actors.wire.values import GroupState, LeaseState, NodeState, WorkerPulse, WorkerState
 
@@ -62,6 +63,8 @@ def status(head: str | None, as_json: bool) -> None:
     )
     for stop in data["estop"]:
         echo(f"stopped   {plain(stop)}; lift it with `rlinf-actors estop --release`")
+    for hook in found.hooks:
+        echo(f"notify    {plain(_hook(hook))}")
     for trouble in data["trouble"]:
         echo(f"trouble   {plain(trouble)}")
     for fault in data["faults"]:
@@ -94,11 +97,18 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
         ],
         "drivers": [driver_dict(driver) for driver in found.drivers],
         "clients": list(found.clients),
+        "hooks": [msgspec.structs.asdict(hook) for hook in found.hooks],
         "estop": list(found.stopped),
         "faults": [
             {"node": node.report.hostname, "text": fault} for node in found.nodes for fault in node.report.faults
         ],
     }
+
+
+def _hook(hook: HookState) -> str:
+    counts = {"sent": hook.sent, "failed": hook.failed, "dropped": hook.dropped, "waiting": hook.waiting}
+    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent")
+    return f"{hook.name}: {said}{f'; the last one: {hook.fault}' if hook.fault else ''}"
 
 
 def _lease(lease: LeaseState) -> str:

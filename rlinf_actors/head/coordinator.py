@@ -10,7 +10,7 @@ on robots and the reserved group names). Further tables keep the event log, drai
 and lookups, and the messages that come too early after a restart. Each table has a reference to the coordinator. A
 table reads `now`, the time of the present event, calls `emit` with commands, schedules its own methods in `timers`, and
 calls other tables directly. If the end of one thing affects several tables, a method of the coordinator calls them:
-`node_lost`, `client_gone`, `worker_gone`, `keys_ended`.
+`node_lost`, `client_gone`, `worker_gone`.
 
 An event passes these steps: `authority` decides whether this member may send this message; `requests` counts requests
 without an answer; `early` holds back what a restarted head cannot answer yet; `handlers` dispatches by message type;
@@ -45,6 +45,7 @@ from rlinf_actors.head.group_slices import GroupSlices
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.handlers import Handlers
 from rlinf_actors.head.jobs import Jobs
+from rlinf_actors.head.key_ends import KeyEnds
 from rlinf_actors.head.key_registry import NO_OWN_KEYS, KeyRegistry, OwnKeys
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
@@ -56,12 +57,12 @@ from rlinf_actors.head.recovery import EarlyMessages, Reconciler
 from rlinf_actors.head.refusal_log import RefusalLog
 from rlinf_actors.head.resizes import Resizes
 from rlinf_actors.head.robots import RobotTable
-from rlinf_actors.head.slices import PIECE, Sliced, Slices, keys_of, pieces
+from rlinf_actors.head.slices import Sliced, Slices, keys_of, pieces
 from rlinf_actors.head.timers import TimerHeap
-from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire.agent_messages import AgentHello, Goodbye, StopWorkers
+from rlinf_actors.security.members import LOCAL
+from rlinf_actors.wire.agent_messages import AgentHello, Goodbye
 from rlinf_actors.wire.client_messages import Status
-from rlinf_actors.wire.key_messages import KeyState
+from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import NodeState
 
@@ -90,6 +91,7 @@ class Coordinator:
         listens: the head's TCP endpoints.
         unexpected: number of notices that were dropped because they did not fit the state.
         admit: returns the member of a public key; see KeyRegistry.admit.
+        hooks: returns the states of the head's hooks, for the status.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Coordinator:
         self.log = EventLog(self, before=before.events)
         self.refusals = RefusalLog(self)
         self.requests = RequestQuota()
-        self.keys = KeyRegistry(self.emit, before, own, self.keys_ended)
+        self.keys = KeyRegistry(self.emit, before, own, lambda ended, why: self.key_ends.begin(ended, why))
         self.jobs = Jobs(self, new_token, job_key, before)
         self.admission = Admission(self)
         self.nodes = NodeTable(self, before)
@@ -133,6 +135,8 @@ class Coordinator:
         self.drains = DrainTable(self)
         self.early = EarlyMessages(self)
         self.reconciler = Reconciler(self)
+        self.key_ends = KeyEnds(self)
+        self.hooks: Callable[[], list[HookState]] = list
         self.authority = Authority(self)
         self._handlers = Handlers(self)
         self.admit = self.keys.admit  # any thread; called for every frame, so without a detour
@@ -399,56 +403,6 @@ class Coordinator:
                 if lost:
                     self.emit(commands.Notify(ended.peer, abandoned(lost)))
                 self.clients.gone(ended, lost or "its worker has ended")
-
-    def keys_ended(self, ended: Sequence[KeyState], why: str) -> None:
-        """End all sessions with these keys, which are no longer valid; *why* is for people.
-
-        If a member has no valid key left, its jobs end too, because the member knows their tokens and could still use
-        them. Between two slices messages with these keys are refused.
-        """
-        self.slices.start(self._end_sessions(ended, why), speaker=self.speaker)
-
-    def _end_sessions(self, ended: Sequence[KeyState], why: str) -> Sliced[None]:
-        keys = {key.public for key in ended}
-        reason = f"its key is not valid any more: {why}"
-        self.log.forget_keys(keys)
-        for node in [node for public in sorted(keys) for node in self.nodes.of_key(public)]:
-            if self.nodes.get(node.id) is not node:
-                continue
-            running = [worker.id for _, workers in self.groups.on_node(node.id) for worker in workers]
-            self.emit(commands.Notify(node.peer, StopWorkers(running, self.timing.orphan_grace_s, reason)))
-            self.early.forget(node.peer)
-            self.nodes.revoked(node, reason)
-            yield
-        yield from self._end_clients([one for public in sorted(keys) for one in self.clients.of_key(public)], reason)
-        for key in ended:
-            if not key.token and not self.keys.has(key):
-                yield from self._end_jobs_known_to(key, why)
-                yield
-
-    def _end_clients(self, clients: Sequence[Client], reason: str) -> Sliced[None]:
-        for number, client in enumerate(clients, 1):
-            if self.clients.get(client.incarnation) is client:  # ending one client may have ended this one too
-                self.emit(commands.Notify(client.peer, abandoned(reason)))
-                self.clients.gone(client, reason)
-            if not number % PIECE:
-                yield
-
-    def _end_jobs_known_to(self, key: KeyState, why: str) -> Sliced[None]:
-        member = Member(key.role, key.name, user=key.limits.user)
-        if key.role == "driver":
-            for namespace in self.jobs.of_driver(key.name):
-                yield from self._end_job(namespace, f"the key of its driver is not valid any more: {why}")
-        for node in self.nodes.of_member(member):
-            for namespace in sorted(node.jobs):
-                text = f"node {node.name} knows its token, and has no valid key any more: {why}"
-                yield from self._end_job(namespace, text)
-
-    def _end_job(self, namespace: str, reason: str) -> Sliced[None]:
-        yield from self._end_clients(self.clients.of_job(namespace), reason)
-        running = [group for group in self.groups.of_job(namespace) if not group.stopping]
-        yield from self.group_slices.stop_groups(running, lambda group: self.groups.stop_group(group, reason))
-        self.jobs.forget(namespace)
 
     def _share_of(self, event: commands.LogEvent) -> str:
         """Return the name of the share of the event log in which an entry counts.

@@ -283,7 +283,10 @@ class Handlers:
             return head.admission.shown(states, client, event.member)
 
         status = yield from head.describe(lambda name: body.namespace in (None, name) and sees(name), for_sender)
-        return replace(status, key_ends_at=head.keys.end_of(event.member.key))
+        administers = head.authority.speaker(event).role in ("local", "head")
+        return replace(
+            status, key_ends_at=head.keys.end_of(event.member.key), hooks=head.hooks() if administers else []
+        )
 
     def _events(self, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         sees, driver = self._head.authority.sees(event), event.member.name * (event.member.role == "driver")

@@ -31,6 +31,7 @@ from rlinf_actors.wire.control_codec import Envelope, Notice, Request
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
     from rlinf_actors.head.audit import AuditLog
     from rlinf_actors.head.event_store import EventStore
+    from rlinf_actors.head.hooks import Hooks
     from rlinf_actors.head.store import HeadStore
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class HeadServer:
         embedded: True if the head belongs to one driver, which may end it.
         store: the persistent state, None for a head that ends with its driver; closed with the head.
         events: the file of the event log, None for an event log that ends with the head; closed with the head.
+        hooks: the programs and pages that are told of events, None for none; closed with the head.
         audit: the audit log, None for a head that ends with its driver; closed with the head.
         own: the head's own keys, None without keys.
         on_end: called once, with the reason, when a driver or the administrator has ended the cluster.
@@ -63,6 +65,7 @@ class HeadServer:
         embedded: bool = False,
         store: HeadStore | None = None,
         events: EventStore | None = None,
+        hooks: Hooks | None = None,
         audit: AuditLog | None = None,
         own: OwnKeys | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
@@ -83,7 +86,10 @@ class HeadServer:
         )  # fmt: skip
         self._store = store
         self._events = events
-        self._coordinator.log.is_watched = events is not None
+        self._hooks = hooks
+        self._coordinator.log.is_watched = events is not None or hooks is not None
+        if hooks is not None:
+            self._coordinator.hooks = hooks.states
         self._audit = audit
         self._lines = LogLines()
         unreachable = lambda peer: self._shell.handle(commands.PeerUnreachable(peer))  # noqa: E731
@@ -156,6 +162,9 @@ class HeadServer:
         events, self._events = self._events, None
         if events is not None:
             events.close()
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.close()
         audit, self._audit = self._audit, None
         if audit is not None:
             audit.close()
@@ -213,6 +222,9 @@ class HeadServer:
         out = self._coordinator.finish_turn()
         if self._coordinator.log.is_watched:
             added, dropped = self._coordinator.log.take_changes()
+            if self._hooks is not None:
+                for one in added:
+                    self._hooks.tell(one.event)
             if self._events is not None and (added or dropped):
                 self._events.write(added, dropped, self._report_events)
         return out

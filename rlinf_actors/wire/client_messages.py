@@ -7,6 +7,7 @@ from typing import Union
 from rlinf_actors.wire import figure_values, stack_values, trace_values, values
 from rlinf_actors.wire.bounds import (
     Document,
+    Few,
     Name,
     OfCluster,
     OfGroup,
@@ -16,6 +17,7 @@ from rlinf_actors.wire.bounds import (
     Text,
     Watched,
 )
+from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart
 from rlinf_actors.wire.program import DriverState
@@ -300,6 +302,7 @@ class Status(ControlMessage, frozen=True):
         key_ends_at: time at which the key of the sender of GetStatus ends, in seconds since the epoch by the head's
             clock; None for never.
         drivers: (since protocol 7) the connected drivers.
+        hooks: (since protocol 7) the head's hooks, for its administrator and local processes.
     """
 
     epoch: Name
@@ -316,6 +319,7 @@ class Status(ControlMessage, frozen=True):
     oldest: int = 5
     key_ends_at: Union[Number, None] = None
     drivers: OfCluster[DriverState] = []
+    hooks: Few[HookState] = []
 
 
 class GetEvents(ControlMessage, frozen=True):

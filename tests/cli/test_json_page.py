@@ -1,0 +1,48 @@
+"""docs/reference/json.md has the keys that commands print with --json, and no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rlinf_actors.cli.job_command import job_dict
+from rlinf_actors.cli.views import driver_dict, group_dict, summary, worker_dict
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.hook_values import HookState
+from rlinf_actors.wire.program import DriverState, Program
+from rlinf_actors.wire.values import ClusterEvent, ExitReport, GroupState, LeaseState, WorkerState
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
+WORKER = WorkerState(id="g-0", rank=0, node_rank=0, node_ip="10.0.0.1", state="running")
+GROUP = GroupState("ns", "g", "m:C", "d1", "running", [WORKER])
+LEASE = LeaseState("k", "arm", "ns", "g", "owner", ["g:0"], ["n0"], "held", 1.0, None)
+STATUS = Status("e", "1", 1.0, [], [GROUP], [], [LEASE])
+
+PRINTED = {
+    "An event": event_dict(ClusterEvent(1, 1.0, "estop", "")),
+    "An end": msgspec.structs.asdict(ExitReport("exited")),
+    "The status": summary("head", STATUS),
+    "A hook": msgspec.structs.asdict(HookState("command")),
+    "A driver": driver_dict(DriverState("d1", "ns", 1, 0, Program())),
+    "A lease": summary("head", STATUS)["leases"][0],
+    "A group": group_dict(GROUP),
+    "A worker": worker_dict(GROUP, WORKER, 1.0),
+    "A job": job_dict("ns", STATUS),
+}
+
+
+@pytest.mark.parametrize("title", PRINTED)
+def test_page_has_the_keys_of_each_object(title):
+    section = re.search(rf"^## {title}\n(.*?)(^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    rows = re.findall(r"^\| (`.*?) \|", section[1], re.MULTILINE)
+    keys = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+    assert sorted(keys) == sorted(PRINTED[title])
+
+
+def test_every_section_is_checked():
+    assert set(re.findall(r"^## (.*)", PAGE, re.MULTILINE)) == set(PRINTED)
