@@ -4,7 +4,7 @@ Counting takes no lock, because a thread of a robot worker may be stopped while 
 table, which no other thread writes; a reader adds the tables up, and puts those of threads that have ended together.
 So no count ever falls.
 
-Names of methods and paths are bounded: further ones count under "".
+Names of methods are bounded: further ones count under "". Paths are those of messaging.routes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 
 from rlinf_actors import forks
 
 BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the durations of calls that are counted together, in seconds."""
 MOST_NAMES = 64
-"""Most methods, and most paths, that have a count of their own."""
+"""Most methods that have a count of their own."""
 MOST_TABLES = 64
 """Number of tables above which a new thread puts those of ended threads together."""
 READ_S = 1.0
@@ -43,7 +45,7 @@ class _Alive:
 class _Mine(threading.local):
     def __init__(self) -> None:
         self.calls: dict[str, list[float]] = {}
-        self.sent: dict[str, list[float]] = {}
+        self.sent: defaultdict[str, list[float]] = defaultdict(partial(list, (0, 0)))
         self.alive = _Alive()
         _tables.append((weakref.ref(self.alive), (self.calls, self.sent)))
         if len(_tables) > MOST_TABLES and _adding.acquire(blocking=False):
@@ -56,12 +58,12 @@ class _Mine(threading.local):
 _tables: list[tuple[weakref.ref[_Alive], Table]] = []
 _ended: Table = {}, {}  # the sums of threads that have ended
 _adding = forks.free_in_children(threading.Lock())  # for `_add_ended`, and to read while it does not run
-_mine = _Mine()
+mine = _Mine()
 
 
 def call_done(method: str, seconds: float) -> None:
     """Count a call of *method* that has returned after *seconds*."""
-    counts = _mine.calls.get(method)
+    counts = mine.calls.get(method)
     if counts is None:
         counts = _counts_of(method)
     counts[DONE] += 1
@@ -71,7 +73,7 @@ def call_done(method: str, seconds: float) -> None:
 
 def call_failed(method: str) -> None:
     """Count a call of *method* that has raised, or that was refused."""
-    counts = _mine.calls.get(method)
+    counts = mine.calls.get(method)
     if counts is None:
         counts = _counts_of(method)
     counts[FAILED] += 1
@@ -79,9 +81,7 @@ def call_failed(method: str) -> None:
 
 def sent(path: str, size: int) -> None:
     """Count a message, or a large part of one, of *size* bytes that leaves by *path* (messaging.routes)."""
-    counts = _mine.sent.get(path)
-    if counts is None:
-        counts = _mine.sent.setdefault(path if len(_mine.sent) < MOST_NAMES - 1 else "", [0, 0])
+    counts = mine.sent[path]
     counts[0] += 1
     counts[1] += size
 
@@ -115,8 +115,8 @@ def _add_ended() -> None:
 
 
 def _counts_of(method: str) -> list[float]:
-    name = method[:NAME_CHARS] if len(_mine.calls) < MOST_NAMES - 1 else ""
-    return _mine.calls.setdefault(name, list(_NONE))
+    name = method[:NAME_CHARS] if len(mine.calls) < MOST_NAMES - 1 else ""
+    return mine.calls.setdefault(name, list(_NONE))
 
 
 def _sums(tables: Iterable[dict[str, list[float]]]) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@ def fresh(monkeypatch):
     """Counters of this test alone."""
     monkeypatch.setattr(counters, "_tables", [])
     monkeypatch.setattr(counters, "_ended", ({}, {}))
-    monkeypatch.setattr(counters, "_mine", counters._Mine())
+    monkeypatch.setattr(counters, "mine", counters._Mine())
 
 
 def on_threads(count: int, work) -> None:

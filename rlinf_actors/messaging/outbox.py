@@ -223,7 +223,9 @@ class Outbox:
         if message.on_sent is not None:
             message.on_sent()
         if len(parts) == 1:  # large parts come behind the first, and are counted where their path is chosen
-            counters.sent(INLINE, size - OVERHEAD)
+            counts = counters.mine.sent[INLINE]  # not counters.sent(): each small message comes here
+            counts[0] += 1
+            counts[1] += size - OVERHEAD
         if active is not None:
             active.flow_out(message.span, flow)
         return settle
