@@ -1,6 +1,7 @@
 """rlinf-actors: RLinf's scheduler layer (clusters, placements, workers, groups) without Ray.
 
-Names are loaded when they are first used, so that this import brings in no torch, no ZeroMQ and no thread.
+Names are loaded when they are first used, so that this import brings in no torch, no ZeroMQ and no thread. On other
+operating systems than Linux this import works, and the first use of a name raises ImportError.
 """
 
 from typing import TYPE_CHECKING
@@ -206,6 +207,11 @@ if not TYPE_CHECKING:  # a type checker takes the imports above, and finds names
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
+        from rlinf_actors.platforms import why_not_here
+
+        why = why_not_here(f"{__name__}.{name}")
+        if why:
+            raise ImportError(why)
         value = getattr(import_module(f"{__name__}.{module}"), name)
         globals()[name] = value
         return value

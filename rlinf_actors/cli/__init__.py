@@ -1,1 +1,1 @@
-"""The command line `rlinf-actors`; needs the extra [cli]. One module per command."""
+"""The command line `rlinf-actors`. One module per command. The extra [cli] adds rich and psutil."""

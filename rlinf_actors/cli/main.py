@@ -1,6 +1,6 @@
 """Entry point of `rlinf-actors`.
 
-Imports click and rich only after a check that the extra [cli] is installed, and never for an emergency stop.
+Imports click only after the first word is known, and never for an emergency stop.
 """
 
 from __future__ import annotations
@@ -10,30 +10,28 @@ import os
 import sys
 from collections.abc import Sequence
 
-MISSING = 69
-"""Exit code (EX_UNAVAILABLE) if click or rich is not installed."""
+from rlinf_actors.platforms import end_elsewhere
+
 REAL_TIME = 10
 """SCHED_FIFO priority of an emergency stop: above ordinary processes, below the kernel threads of device drivers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `rlinf-actors` with *arguments*, by default those of this process, and return the exit code."""
+    end_elsewhere("rlinf-actors")
     if any(map(_is_closed, (0, 1, 2))):  # only then, because importing procfs delays an emergency stop
         from rlinf_actors.procfs import open_standard_descriptors
 
         open_standard_descriptors()
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["estop"]:  # importing click and rich would delay it
+    if words[:1] == ["estop"]:  # importing click would delay it
         hurry()
         from rlinf_actors.cli import estop
 
         return estop.main(words[1:])
-    import importlib.util
+    import gc
 
-    missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"rlinf-actors needs {' and '.join(missing)}: pip install 'rlinf-actors[cli]'", file=sys.stderr)
-        return MISSING
+    gc.set_threshold(50_000)  # imports leave little garbage, and take longer with many collections
     from rlinf_actors.cli.app import run
 
     return run(words)

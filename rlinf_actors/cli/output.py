@@ -69,7 +69,8 @@ def show(as_json: bool, data: object, text: object) -> None:
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
-    """Print a table on stdout: drawn by rich if stdout is a terminal, otherwise as plain aligned columns.
+    """Print a table on stdout: drawn by rich if stdout is a terminal and the extra [cli] is installed, otherwise as
+    plain aligned columns.
 
     On a terminal, a cell whose text is a known state is coloured. If there are no rows, *empty* is printed on stderr
     instead of a table.
@@ -78,8 +79,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty:
         note(empty)
         return
     texts = [[plain(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _draw(headings, texts)
+    if sys.stdout.isatty() and _draw(headings, texts):
         return
     widths = [max(len(row[column]) for row in (headings, *texts)) for column in range(len(headings))]
     for row in (headings, *texts):
@@ -123,17 +123,21 @@ def size(value: int) -> str:
     return f"{value / 2**30:.0f} GiB" if value else "-"
 
 
-def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Draw a table on stdout by rich. Return False, and draw nothing, if rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ModuleNotFoundError:
+        return False
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     Console(highlight=False).print(table)  # rich follows NO_COLOR and TERM itself
+    return True
 
 
 class Amount(click.FloatRange):

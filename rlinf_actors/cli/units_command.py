@@ -1,7 +1,8 @@
-"""`rlinf-actors units`: print or install the systemd units of this package, and print the rules of a firewall."""
+"""`rlinf-actors units`: print, install or remove the systemd units of this package, and print rules of a firewall."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -9,14 +10,16 @@ import click
 from rlinf_actors.cli import firewall
 from rlinf_actors.cli.output import echo, note
 from rlinf_actors.cli.queries import head_option
+from rlinf_actors.errors import UsageError
 from rlinf_actors.systemd import unit_files as files
+from rlinf_actors.systemd import unit_removal
 
 _NAMES = (*files.UNITS, *files.DROP_INS)
 
 
 @click.group()
 def units() -> None:
-    """Show or install systemd units for the head and for agentd."""
+    """Show, install or remove systemd units for the head and for agentd."""
 
 
 @units.command("print")
@@ -89,3 +92,40 @@ def install(directory: str, hardened: bool, force: bool) -> None:
         "  useradd --system --no-create-home --shell /usr/sbin/nologin rlinf-head    # on the head's node, once\n"
         "  systemctl enable --now rlinf-head           # where the head runs without an agentd"
     )
+
+
+@units.command("uninstall")
+@click.option("--dir", "directory", default=files.DIRECTORY, show_default=True, help="Directory that has the units.")
+@click.option("--force", is_flag=True, help="Also remove files that were changed by hand.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def uninstall(directory: str, force: bool, yes: bool) -> None:
+    """Stop and disable the units on this machine, and remove the files that `units install` has written.
+
+    Workers of this machine end, as with `systemctl stop`. A stop of the head alone ends no jobs elsewhere. A file
+    that was changed by hand is not removed without --force. Configuration, keys, logs and state stay.
+    """
+    folder = Path(directory)
+    found = unit_removal.find(folder, force)
+    if not found.files and not found.units:
+        note(f"no unit of rlinf-actors is in {directory}")
+        _tell_what_stays(found)
+        return
+    for unit in found.units:
+        note(f"stop and disable: {unit}{' (running)' if unit in found.running else ''}")
+    for path in found.files:
+        note(f"remove: {path}")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"this stops {len(found.running)} running units and their workers: confirm it by --yes")
+        click.confirm("Do this?", abort=True, err=True)
+    unit_removal.carry_out(found, folder)
+    for path in found.files:
+        echo(f"removed: {path}")
+    _tell_what_stays(found)
+
+
+def _tell_what_stays(found: unit_removal.Removal) -> None:
+    for path in found.kept:
+        note(f"kept, because it was made or changed by hand: {path}")
+    if found.left:
+        note(f"left, with configuration, keys, state and logs: {', '.join(found.left)}")

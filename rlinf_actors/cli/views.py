@@ -329,11 +329,13 @@ class Figures:
 
 
 def figures_of(pid: int) -> Figures | None:
-    """Return the resources that the process *pid* uses, or None if the process has ended or this user may not
-    see it.
+    """Return the resources that the process *pid* uses, or None if the process has ended, if this user may not see it,
+    or if psutil (of the extra [cli]) is not installed.
     """
-    import psutil  # 40 ms, and few commands show figures
-
+    try:
+        import psutil  # 40 ms, and few commands show figures
+    except ModuleNotFoundError:
+        return None
     try:
         process = psutil.Process(pid)
         with process.oneshot():

@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
 from rlinf_actors.dropin import install
+from rlinf_actors.platforms import end_elsewhere
 
 USAGE = (
     "usage: python -m rlinf_actors.dropin SCRIPT [ARGUMENT ...]\n"
@@ -22,6 +23,7 @@ USAGE = (
 
 def main() -> None:
     """Install the finder, then run the program that sys.argv names as ``__main__``."""
+    end_elsewhere("python -m rlinf_actors.dropin")
     arguments = sys.argv[1:]
     if not arguments or arguments == ["-m"] or arguments[0] in ("-h", "--help"):
         sys.exit(USAGE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ import sys
 
 import pytest
 
-from rlinf_actors.cli import app, main
+from rlinf_actors.cli import app, output
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
@@ -27,12 +26,35 @@ def cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_missing_click_is_reported_with_what_to_install(monkeypatch, capsys):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "click" else real(name, *rest))
-    assert main.main(["status"]) == 69
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "rlinf-actors needs click: pip install 'rlinf-actors[cli]'\n")
+@pytest.mark.parametrize("arguments", [["keys", "init"], ["status"], ["doctor"], ["estop"], ["workers"]])
+def test_the_commands_run_without_the_extra(arguments, tmp_path):
+    """On a terminal, where rich would draw the tables."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('rich', 'rich.console', 'psutil', 'torch')));"
+        f"from rlinf_actors.cli.main import main; sys.exit(main({arguments}))"
+    )
+    ours, theirs = os.openpty()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RLINF_")}
+    places = {
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "RLINF_ACTORS_RUN_DIR": str(tmp_path),
+        "RLINF_ACTORS_HEADS": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False,
+        env={**clean, **places},
+    )  # fmt: skip
+    os.close(theirs)
+    os.close(ours)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == {"keys": 0, "doctor": 0, "estop": 69}.get(arguments[0], 78), done.stderr
+
+
+def test_a_table_on_a_terminal_is_plain_without_rich(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.show_table(("NAME", "STATE"), [("a", "ready")], "")
+    assert capsys.readouterr().out == "NAME  STATE\na     ready\n"
 
 
 def test_the_entry_point_loads_neither_click_nor_rich():

@@ -253,3 +253,22 @@ def test_key_of_all_users_is_given_to_the_only_user(tmp_path, users, said, there
     assert said in unit_files.give_key_to_its_user(units, keys)
     assert (keys / there).read_text() == "secret"
     assert len([path for path in keys.rglob("*") if path.is_file()]) == 1
+
+
+def test_uninstall_removes_written_files_and_keeps_changed_ones(tmp_path, capsys):
+    run(capsys, "install", "--dir", str(tmp_path), "--hardened")
+    changed = tmp_path / unit_files.HARDENED
+    changed.write_text(changed.read_text() + "Nice=5\n")
+    (tmp_path / "other.service").touch()
+    assert run(capsys, "uninstall", "--dir", str(tmp_path))[0] == 64, "it asks, and there is no terminal"
+    assert len(list(tmp_path.rglob("rlinf-*.service"))) == len(unit_files.UNITS)
+    code, out, err = run(capsys, "uninstall", "--dir", str(tmp_path), "--yes")
+    assert code == 0
+    assert sorted(out.splitlines()) == sorted(
+        f"removed: {tmp_path / name}" for name in ALL if name != unit_files.HARDENED
+    )
+    assert f"kept, because it was made or changed by hand: {changed}" in err
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["other.service", unit_files.HARDENED]
+    assert run(capsys, "uninstall", "--dir", str(tmp_path), "--yes", "--force")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["other.service"]
