@@ -7,7 +7,9 @@ import asyncio
 import gc
 import itertools
 import os
+import random
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 from agentd.session import Session
@@ -21,10 +23,48 @@ from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.agent_messages import LogLines, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import FiguresSent, LogLines, SendFigures, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.figure_values import (
+    DeviceFigures,
+    DiskFigures,
+    MethodFigures,
+    NodeFigures,
+    PathFigures,
+    ProcessFigures,
+    WorkerFigures,
+)
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport
 
 STDERR_TAIL = ["a line of some length, as a traceback has"] * 5
+
+
+class SimulatedFigures:
+    """Stands in for `agentd.figures.FigureCollector`: answers for all workers, with figures that change."""
+
+    def __init__(self, ids: dict[str, None]) -> None:
+        self._ids = ids
+
+    def ask(self, order: SendFigures, send: Callable[[FiguresSent], object]) -> None:
+        now, some = clock(), random.Random()
+        buckets = [0, 0, 3, 50, 40, 20, 4, 1, 0, 0, 0, 0, 0, 0, 0]
+        workers = [
+            WorkerFigures(
+                id, ProcessFigures(now * some.random(), some.randrange(1 << 30, 8 << 30), 24, 80), "train_step",
+                some.random(), some.randrange(5), [MethodFigures("train_step", int(now * 8), 0, now, buckets)],
+                [PathFigures("shared", int(now), int(now) << 20)], some.randrange(1 << 20), 0, None, 0.0003,
+            )
+            for id in self._ids
+        ]  # fmt: skip
+        devices = [DeviceFigures("NV_GPU", some.randrange(100), 60, 80 << 30, 40 << 30) for _ in range(8)]
+        disks = [DiskFigures(purpose, f"/{purpose}", 1 << 40, 1 << 39) for purpose in ("run", "logs", "memory")]
+        used = ProcessFigures(now, 60 << 20, 3, 100)
+        figures = NodeFigures(
+            workers, used, now * 30, 64, 20.0, 1 << 38, 1 << 37, 0.0002, devices, 3.0, disks, some.random()
+        )
+        send(FiguresSent(order.id, figures))
+
+    def close(self) -> None:
+        pass
 
 
 class SimulatedWorkers:
@@ -35,6 +75,7 @@ class SimulatedWorkers:
         self._node = node
         self._session = session
         self.ids: dict[str, None] = {}
+        self.figures = SimulatedFigures(self.ids)
 
     def start(self, order: StartWorkers) -> None:
         loop = asyncio.get_running_loop()

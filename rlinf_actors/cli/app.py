@@ -53,6 +53,7 @@ _COMMANDS = {
     "nodes": "views",
     "paths": "views",
     "plan": "plan_command",
+    "serve": "serve_command",
     "stack": "stack_command",
     "status": "views",
     "trace": "trace_command",

@@ -1,0 +1,205 @@
+"""The command `rlinf-actors serve`: metrics for Prometheus, and a page that shows the cluster (package `serve`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rlinf_actors.cli.output import Amount, echo, note
+from rlinf_actors.cli.queries import find_head, head_option
+from rlinf_actors.cli.stack_report import ShownWorker, report_lines
+from rlinf_actors.config_files import open_regular
+from rlinf_actors.errors import ConfigError, UsageError
+from rlinf_actors.net import discovery
+from rlinf_actors.net.host import split_address
+from rlinf_actors.net.loop import Tasks, new_event_loop
+from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
+from rlinf_actors.security.keyfile import is_private
+from rlinf_actors.settings import Settings
+
+ADDRESS = "127.0.0.1:8270"
+MISSING = "rlinf-actors serve needs aiohttp, jinja2 and prometheus-client: pip install 'rlinf-actors[web]'"
+NO_KEY = (
+    "this cluster has keys, and there is no viewer's key here. On the head's machine: `rlinf-actors keys enroll NAME "
+    "--viewer`; then run here the command that it prints"
+)
+FILES = {"dashboard": "grafana-dashboard.json", "alerts": "alerts.yml"}
+MAX_TOKEN = 4096
+
+
+@click.command()
+@click.option(
+    "--listen", "address", default=ADDRESS, show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
+)
+@click.option(
+    "--beyond-loopback", is_flag=True, help="Listen also on an address that other machines reach. Needs --token-file."
+)
+@click.option("--token-file", metavar="FILE", help="File with the token (20 characters or more) instead of a new one.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME[:PORT]",
+    help="A further name by which browsers reach this server, such as a reverse proxy's. May be repeated.",
+)
+@click.option("--https", is_flag=True, help="Browsers use https, by a reverse proxy: mark the cookie as secure.")
+@click.option(
+    "--every", "every_s", type=Amount(min=1.0), default=5.0, show_default=True, metavar="SECONDS",
+    help="Time between two rounds of questions to the head and the nodes.",
+)  # fmt: skip
+@click.option(
+    "--print",
+    "printed",
+    type=click.Choice(tuple(FILES)),
+    help="Print Grafana's dashboard, or Prometheus' alert rules, and end.",
+)
+@head_option
+def serve(
+    address: str,
+    beyond_loopback: bool,
+    token_file: str | None,
+    hosts: Sequence[str],
+    https: bool,
+    every_s: float,
+    printed: str | None,
+    head: str | None,
+) -> None:
+    """Serve metrics for Prometheus (/metrics), and a page that shows the cluster, until Ctrl-C.
+
+    It prints the page's address, which has a secret token. It only asks: with keys it needs a viewer's key.
+    """
+    if printed is not None:
+        folder = Path(__file__).parent.parent / "serve" / "files"
+        echo(folder.joinpath(FILES[printed]).read_text(), nl=False)
+        return
+    try:
+        from rlinf_actors.serve.guard import new_token
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{MISSING} ({error})") from None
+    name, port = split_address(address, "--listen")
+    token = _read_token(token_file) if token_file is not None else new_token()
+    if not is_loopback(name):
+        if not beyond_loopback or token_file is None:
+            raise UsageError(
+                f"{name} is not loopback: other machines could read what your cluster does. To allow that, give "
+                "--beyond-loopback and --token-file, and put a reverse proxy with TLS in front: this server has none"
+            )
+        note("without TLS everybody on the way reads the pages and the token: let browsers come by a reverse proxy")
+    settings = discovery.client_settings()
+    endpoint = find_head(head, settings)
+    security = _security(endpoint, settings)
+    with _bound(name, port) as listener:
+        shown_name = f"[{name}]" if ":" in name else name
+        url = f"http://{shown_name}:{listener.getsockname()[1]}/"
+        loop = new_event_loop()
+        try:
+            shown = url if token_file is not None else f"{url}?token={token}"
+            loop.run_until_complete(_serve(endpoint, security, listener, token, hosts, https, every_s, shown))
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+
+async def _serve(
+    endpoint: str,
+    security: Security,
+    listener: socket.socket,
+    token: str,
+    hosts: Sequence[str],
+    https: bool,
+    every_s: float,
+    url: str,
+) -> None:
+    from rlinf_actors.net.zmq_network import ZmqNetwork
+
+    try:
+        from rlinf_actors.serve.app import App, serving
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{MISSING} ({error})") from None
+    from rlinf_actors.serve.guard import Guard
+    from rlinf_actors.serve.sampler import Sampler
+
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end.set)
+    async with contextlib.AsyncExitStack() as stack:
+        network = ZmqNetwork(loop, security)
+        stack.callback(network.close)
+        sampler = Sampler(network, endpoint, every_s)
+        stack.callback(sampler.close)
+        guard = Guard(listener.getsockname()[1], token, hosts, secure=https)
+        app = App(sampler, guard, _stack_lines)
+        tasks = Tasks(loop)
+        stack.push_async_callback(tasks.close)
+        rounds = tasks.start(sampler.run(), "asking the head")
+        tasks.start(sampler.run_events(), "waiting for events")
+        await stack.enter_async_context(serving(app.make(), listener))
+        stack.callback(app.close)
+        echo(url)
+        note(f"asks {endpoint} every {every_s:g} s. Ctrl-C ends")
+        ending = tasks.start(end.wait(), "waiting for a signal")
+        await asyncio.wait({ending, rounds}, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _stack_lines(worker: object, stacks: object) -> list[str]:
+    from rlinf_actors.serve.sample import WorkerView
+    from rlinf_actors.wire.stack_values import WorkerStacks
+
+    assert isinstance(worker, WorkerView)
+    assert isinstance(stacks, WorkerStacks)
+    node = worker.node.report.hostname if worker.node is not None else worker.state.node_ip
+    return [*report_lines([ShownWorker(worker.group.namespace, worker.group.name, worker.state.rank, node, stacks)])]
+
+
+def _read_token(path: str) -> str:
+    """Return the token in the file *path*.
+
+    Raises:
+        ConfigError: it cannot be read, others can read it, or the token is too short.
+    """
+    import os
+
+    from rlinf_actors.serve.guard import LEAST_CHARS
+
+    try:
+        with open_regular(path) as file:
+            info, data = os.fstat(file.fileno()), file.read(MAX_TOKEN)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
+    if not is_private(info.st_mode, info.st_uid, os.geteuid()):
+        raise ConfigError(f"others can read it: chmod 600 {path}", path=path)
+    token = data.decode(errors="replace").strip()
+    if len(token) < LEAST_CHARS or not token.isascii() or not token.isprintable():
+        text = f"a token has {LEAST_CHARS} or more printable ASCII characters: head -c 32 /dev/urandom | base64"
+        raise ConfigError(text, path=path)
+    return token
+
+
+def _security(endpoint: str, settings: Settings) -> Security:
+    """Return the keys of this process: the viewer's, and none of those that may change the cluster."""
+    found = Security.toward(endpoint, settings, "viewer")
+    if is_tcp(endpoint) and found.pair is None and not found.insecure_test_network:
+        raise ConfigError(NO_KEY)
+    return found
+
+
+def _bound(name: str, port: int) -> socket.socket:
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, number)
+    except OSError as error:
+        raise ConfigError(f"{name}:{port}: {error.strerror}", path="--listen") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"{name}:{port}: {error.strerror}", path="--listen") from None
+    return listener

@@ -1,0 +1,151 @@
+"""Asks the head and the nodes in rounds, and gives what they answer to the Board. Loop thread.
+
+A round asks the head for its status and each node for its figures, at most ASKED_NODES at a time. Nothing is asked more
+often than that, however many look at the page or read the metrics. Events are waited for beside the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rlinf_actors.errors import AuthenticationError, ProtocolError, RlinfActorsError
+from rlinf_actors.net.link import Network
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.serve.sample import Board, Sample
+from rlinf_actors.wire.client_messages import (
+    Events,
+    FiguresRead,
+    GetEvents,
+    GetStatus,
+    ReadFigures,
+    ReadStacks,
+    StacksRead,
+    Status,
+)
+from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.figure_values import NodeFigures
+from rlinf_actors.wire.protocol import FIGURES
+from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
+from rlinf_actors.wire.values import NodeState
+
+ASKED_NODES = 16
+"""Most nodes that are asked at a time."""
+STATUS_S = 5.0
+"""Seconds that the head has to answer for its status."""
+FIGURES_S = 12.0
+"""Seconds that the head has to answer for a node: it waits for the node for up to 10 s."""
+EVENTS_S = 20.0
+"""Seconds for which the head keeps a question for events that has no answer yet."""
+AGAIN_S = 2.0
+"""Seconds to the next question for events after a failed one."""
+REFUSED_S = 15.0
+"""Seconds to the next round after the head has refused this process's key."""
+USABLE = ("ready", "suspect", "draining")
+
+T = TypeVar("T")
+
+
+class Sampler:
+    """Asks in rounds.
+
+    Args:
+        network: makes the connection to the head.
+        endpoint: the head's endpoint.
+        every_s: seconds between two rounds.
+        on_sample: called after each round, and after new events.
+    """
+
+    def __init__(
+        self, network: Network, endpoint: str, every_s: float, on_sample: Callable[[], object] = lambda: None
+    ) -> None:
+        self.board = Board()
+        self.endpoint = endpoint
+        self.every_s = every_s
+        self.on_sample = on_sample
+        self._network = network
+        self._client = self._connect()
+        self._again_s = every_s
+
+    def close(self) -> None:
+        """Close the connection to the head. May be called again."""
+        self._client.close()
+
+    async def run(self) -> None:
+        """Ask in rounds until this task is cancelled. A failed round is part of the Board."""
+        while True:
+            sample = await self.round()
+            self.board.take(sample)
+            self.on_sample()
+            spent = time.monotonic() - sample.clock
+            await asyncio.sleep(max(0.1, self._again_s - spent))
+
+    async def run_events(self) -> None:
+        """Wait for events until this task is cancelled."""
+        since, log = 0, ""
+        while True:
+            try:
+                found = await self._ask(GetEvents(since, log, wait_s=EVENTS_S), Events, EVENTS_S + STATUS_S)
+            except RlinfActorsError:  # the next round says why
+                await asyncio.sleep(AGAIN_S)
+                continue
+            since, log = found.next, found.log
+            if found.events:
+                self.board.take_events(found.events)
+                self.on_sample()
+
+    async def round(self) -> Sample:
+        """Ask once, and return what was found."""
+        at, clock = time.time(), time.monotonic()
+        try:
+            status = await self._ask(GetStatus(), Status, STATUS_S)
+        except (RlinfActorsError, OSError) as error:
+            self._again_s = REFUSED_S if isinstance(error, AuthenticationError) else self.every_s
+            with contextlib.suppress(OSError):  # no descriptor is left: the next round tries again
+                self._client.close()
+                self._client = self._connect()  # else a refusal of the key after a reconnection is not seen
+            return Sample(at, clock, fault=str(error), took_s=time.monotonic() - clock)
+        self._again_s = self.every_s
+        answer_s = time.monotonic() - clock
+        figures: dict[str, NodeFigures] = {}
+        faults: dict[str, str] = {}
+        at_once = asyncio.Semaphore(ASKED_NODES)
+
+        async def ask(node: NodeState) -> None:
+            id = node.report.node_id
+            if status.protocol < FIGURES or node.state not in USABLE:
+                return
+            try:
+                async with at_once:
+                    figures[id] = (await self._ask(ReadFigures(id), FiguresRead, FIGURES_S)).answer
+            except RlinfActorsError as error:
+                faults[id] = str(error)
+
+        await asyncio.gather(*(ask(node) for node in status.nodes))
+        return Sample(at, clock, status, figures, faults, "", answer_s, time.monotonic() - clock)
+
+    async def stacks(self, node_id: str, job: str, ids: Sequence[str]) -> list[WorkerStacks]:
+        """Return the stacks of workers of one job on a node.
+
+        Raises:
+            RlinfActorsError: the head or the node does not answer, or refuses.
+        """
+        question = ReadStacks(node_id, StackQuestion(job, list(ids)))
+        return (await self._ask(question, StacksRead, FIGURES_S)).answer
+
+    async def _ask(self, question: Body, kind: type[T], timeout_s: float) -> T:
+        answer = await self._client.request(question, timeout_s)
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
+        return answer
+
+    def _connect(self) -> ControlClient:
+        return ControlClient(self._network, self.endpoint, _identity(), lambda notice: None)
+
+
+def _identity() -> bytes:
+    return f"observer:{uuid.uuid4().hex}".encode()

@@ -1,0 +1,109 @@
+"""The page in a real browser: it updates itself, keeps focus, works by keyboard, in the dark and on a phone.
+
+RLINF_ACTORS_TEST_PICTURES=1 writes the pictures of docs/how-to/watch-a-cluster.md anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from serve_kit import HOSTILE, TOKEN, board, figures, server, status
+
+from rlinf_actors.serve.sample import Board, Sample
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pictures"
+
+playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
+]
+
+
+def next_sample(found: Board, at: float, done: int, hostile: str = HOSTILE) -> None:
+    found.take(Sample(1e9 + at, at, status(hostile=hostile), figures(at, done, hostile), {}, "", 0.002, 0.02))
+
+
+async def test_page_in_a_browser():
+    found, faults = board(), []
+    for number in range(20):
+        next_sample(found, 115.0 + 5 * number, 40 + 10 * (number % 7) + 10 * number)
+    async with server(found) as served, playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = await browser.new_page(viewport={"width": 1280, "height": 860})
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and faults.append(message.text))
+        page.on(
+            "request", lambda sent: sent.url.startswith(f"http://127.0.0.1:{served.port}/") or faults.append(sent.url)
+        )
+        await page.goto(f"http://127.0.0.1:{served.port}/?token={TOKEN}")
+        assert TOKEN not in page.url
+        assert await page.evaluate("document.cookie") == ""
+        assert await page.locator("#nodes tbody tr").count() == 3
+        assert await page.locator("script:not([src])").count() == 0
+        # it updates itself, and the focus stays
+        await page.locator("#groups tbody a").first.focus()
+        next_sample(found, 300.0, 400)
+        served.sampler.on_sample()
+        await page.locator("#channels td", has_text="400").first.wait_for()
+        assert await page.evaluate("document.activeElement.textContent") == "rollout"
+        # by keyboard: skip link, then a page, a filter, a worker, and its stacks
+        await page.goto(f"http://127.0.0.1:{served.port}/workers")
+        await page.keyboard.press("/")
+        await page.keyboard.type("rollout:1")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/workers?q=rollout%3A1*")
+        assert await page.locator("tbody tr").count() == 1
+        await page.locator("tbody th a").focus()
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/workers/w-1")
+        await page.get_by_role("link", name="Stacks").click()
+        await page.locator("pre", has_text="alert(1)").wait_for()
+        # no sideways scrolling on a phone, and the dark colours are dark
+        for scheme in ("light", "dark"):
+            small = await browser.new_context(color_scheme=scheme, viewport={"width": 390, "height": 800})
+            phone = await small.new_page()
+            await phone.goto(f"http://127.0.0.1:{served.port}/?token={TOKEN}")
+            wide = await phone.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide == 0
+            colour = await phone.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+            assert (sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(","))) < 200) is (scheme == "dark")
+            await small.close()
+        served.app.close()
+        await browser.close()
+    assert faults == []
+
+
+@pytest.mark.skipif(not os.environ.get("RLINF_ACTORS_TEST_PICTURES"), reason="RLINF_ACTORS_TEST_PICTURES=1 writes them")
+async def test_pictures_of_the_docs():
+    """Write the pictures of docs/how-to/watch-a-cluster.md anew."""
+    PICTURES.mkdir(exist_ok=True)
+    found = board(hostile="collect")
+    for number in range(40):
+        next_sample(found, 115.0 + 5 * number, 30 + 10 * (number % 9) + 8 * number, "collect")
+    found.sample.status.stopped.clear()
+    found.sample.status.trouble.clear()
+    async with server(found) as served, playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for name, path, scheme, width in (
+            ("overview", "", "light", 1280),
+            ("overview-dark", "", "dark", 1280),
+            ("worker", "workers/w-1", "light", 1100),
+            ("phone", "", "light", 390),
+        ):
+            context = await browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+            page = await context.new_page()
+            await page.goto(f"http://127.0.0.1:{served.port}/{path}?token={TOKEN}")
+            await asyncio.wait_for(page.screenshot(path=PICTURES / f"{name}.png", full_page=name != "phone"), 20)
+            await context.close()
+        served.app.close()
+        await browser.close()
