@@ -19,8 +19,8 @@ from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.loop import Tasks, new_event_loop
-from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
-from rlinf_actors.security.keyfile import is_private
+from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp, key_at
+from rlinf_actors.security.keyfile import is_private, locate
 from rlinf_actors.settings import Settings
 
 ADDRESS = "127.0.0.1:8270"
@@ -183,10 +183,14 @@ def _read_token(path: str) -> str:
 
 def _security(endpoint: str, settings: Settings) -> Security:
     """Return the keys of this process: the viewer's, and none of those that may change the cluster."""
-    found = Security.toward(endpoint, settings, "viewer")
-    if is_tcp(endpoint) and found.pair is None and not found.insecure_test_network:
+    insecure = settings.insecure_test_network
+    if not is_tcp(endpoint):
+        return Security(insecure)
+    key = key_at(endpoint, settings, "viewer", insecure=insecure)
+    keyed = key is not None and key.role == "local" and locate(settings, "head") is not None
+    if keyed or (key is None and not insecure):
         raise ConfigError(NO_KEY)
-    return found
+    return Security.of(key, insecure)
 
 
 def _bound(name: str, port: int) -> socket.socket:

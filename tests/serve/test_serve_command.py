@@ -1,0 +1,56 @@
+"""The options of `rlinf-actors serve`: what it refuses before it listens, and the files that it prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlinf_actors.cli import app
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch, capsys):
+    """Return a function that runs `rlinf-actors serve` with a head at 127.0.0.1:9: code, stdout, stderr."""
+    monkeypatch.setenv("RLINF_ACTORS_KEYS", str(tmp_path / "keys"))
+
+    def run(*arguments: str):
+        code = app.run(["serve", "--head", "127.0.0.1:9", "--listen", "127.0.0.1:0", *arguments])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_an_address_of_others_needs_two_options_and_a_token_file(serve, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("x" * 30)
+    token.chmod(0o600)
+    for more in ((), ("--beyond-loopback",), ("--token-file", str(token))):
+        code, out, errors = serve("--listen", "0.0.0.0:0", *more)
+        assert (code, out) == (64, "")
+        assert "reverse proxy with TLS" in errors
+
+
+@pytest.mark.parametrize(("mode", "content", "says"), [(0o644, "x" * 30, "chmod 600"), (0o600, "short", "20 or more")])
+def test_a_token_file_is_private_and_long_enough(serve, tmp_path, mode, content, says):
+    token = tmp_path / "token"
+    token.write_text(content)
+    token.chmod(mode)
+    code, out, errors = serve("--token-file", str(token))
+    assert (code, out) == (78, "")
+    assert says in errors
+
+
+def test_a_cluster_with_keys_needs_a_viewers_key(serve, capsys):
+    assert app.run(["keys", "init", "--name", "kim"]) == 0  # of head and driver: neither is used
+    capsys.readouterr()
+    code, out, errors = serve()
+    assert (code, out) == (78, "")
+    assert "keys enroll NAME --viewer" in errors.replace("\n", " ")
+
+
+def test_dashboard_and_alerts_are_printed_as_they_are(serve):
+    code, out, _ = serve("--print", "dashboard")
+    assert (code, json.loads(out)["uid"]) == (0, "rlinf-actors")
+    code, out, _ = serve("--print", "alerts")
+    assert (code, out.count("- alert:")) == (0, 11)
