@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+import itertools
+from collections.abc import Hashable, Iterable
 
 import msgspec
 
+from rlinf_actors.channel.key_encoding import key_of
 from rlinf_actors.channel.queue_commands import QueuedItem, Ticket
+from rlinf_actors.wire.figure_values import KEY_CHARS, MAX_WAITERS, KeyFigures
 
 
 class Getter(msgspec.Struct):
@@ -67,5 +70,42 @@ class KeyQueue(msgspec.Struct):
 
 
 NO_QUEUE = KeyQueue()
+MOST_SHOWN = 4096
+"""Most bytes of a key that is decoded to show it."""
 GET = Getter(None)
 """Stands for every waiting get: a get holds no items."""
+
+
+def load(queue: KeyQueue) -> int:
+    """Return how many items and requests wait under a key."""
+    return len(queue.items) + len(queue.parked) + len(queue.getters) + len(queue.dead)
+
+
+def key_figures(key: Hashable, queue: KeyQueue) -> KeyFigures:
+    """Return what `rlinf-actors channel show` says of a key. No item is looked at."""
+    return KeyFigures(
+        _text(key),
+        items=len(queue.items),
+        out=queue.out,
+        puts_waiting=len(queue.parked),
+        gets_waiting=len(queue.getters),
+        undeliverable=len(queue.dead),
+        producers=_who(queue.parked),
+        consumers=_who(queue.getters),
+    )
+
+
+def _text(key: Hashable) -> str:
+    """Return a key as text. A key came from another process, and may be no key that `key_bytes` has made."""
+    if type(key) is not bytes or len(key) > MOST_SHOWN:
+        return f"a key of {len(key):,} bytes" if type(key) is bytes else repr(key)[:KEY_CHARS]
+    try:
+        return repr(key_of(key))[:KEY_CHARS]
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return repr(key)[:KEY_CHARS]
+
+
+def _who(tickets: Iterable[Ticket]) -> list[str]:
+    """Return the incarnations of the first processes that wait. Many requests are of few processes."""
+    owners = dict.fromkeys(ticket.owner.partition(":")[2] for ticket in itertools.islice(tickets, 100))
+    return list(owners)[:MAX_WAITERS]

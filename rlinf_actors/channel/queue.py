@@ -16,10 +16,11 @@ Rules that hold at all times:
 from __future__ import annotations
 
 import collections
+import heapq
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
-from rlinf_actors.channel.key_queue import GET, NO_QUEUE, Getter, KeyQueue
+from rlinf_actors.channel.key_queue import GET, NO_QUEUE, Getter, KeyQueue, key_figures, load
 from rlinf_actors.channel.queue_commands import (
     AcceptPut,
     AcceptPuts,
@@ -31,7 +32,7 @@ from rlinf_actors.channel.queue_commands import (
     Ticket,
     tickets_of,
 )
-from rlinf_actors.wire.figure_values import ChannelFigures
+from rlinf_actors.wire.figure_values import MAX_KEYS, ChannelFigures
 
 COUNTED_KEYS = 10_000
 """Most keys whose items `ChannelQueue.figures` counts."""
@@ -74,7 +75,9 @@ class ChannelQueue:
         return len(self._keys.get(key, NO_QUEUE).items)
 
     def figures(self) -> ChannelFigures:
-        queues = list(itertools.islice(self._keys.values(), COUNTED_KEYS))
+        pairs = list(itertools.islice(self._keys.items(), COUNTED_KEYS))
+        queues = [queue for _, queue in pairs]
+        busiest = heapq.nlargest(MAX_KEYS, pairs, lambda pair: load(pair[1]))
         return ChannelFigures(
             items=sum(len(queue.items) for queue in queues),
             size=self.nbytes,
@@ -86,6 +89,8 @@ class ChannelQueue:
             entered=self._seq,
             max_items=max(0, self.maxsize),
             max_bytes=max(0, self.max_bytes),
+            by_key=[key_figures(key, queue) for key, queue in busiest],
+            closed=self.closed,
         )
 
     def full(self, key: Hashable) -> bool:

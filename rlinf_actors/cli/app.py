@@ -40,10 +40,12 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 
 
 _COMMANDS = {
+    "channel": "channel_command",
     "completion": "completion_command",
     "doctor": "doctor",
     "dropin": "dropin_command",
     "events": "events_command",
+    "group": "worker_command",
     "groups": "views",
     "head": "head_command",
     "hw": "hw_command",
@@ -58,6 +60,7 @@ _COMMANDS = {
     "status": "views",
     "trace": "trace_command",
     "units": "units_command",
+    "worker": "worker_command",
     "workers": "views",
 }
 """The module of each command. It is imported when the command runs: together they need most of this package."""

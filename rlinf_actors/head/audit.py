@@ -60,6 +60,7 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     client_messages.Detach: _of_group,
     client_messages.StopGroup: _of_group,
     client_messages.EndGroup: _of_group,
+    client_messages.KillWorker: lambda body: f"worker {body.worker_id!r} of {_of_group(body)}",
     resize_messages.AddRanks: _of_group,
     resize_messages.ResizeGroup: _of_group,
     client_messages.DrainNode: lambda body: f"node {body.node_id!r}" + " (undo)" * body.undo,

@@ -18,6 +18,7 @@ from rlinf_actors.wire.client_messages import (
     DrainNode,
     EndGroup,
     EStop,
+    KillWorker,
     ReadFigures,
     ReadStacks,
     ReadTrace,
@@ -74,6 +75,9 @@ class Authority:
             raise Refused(
                 KIND, f"{member} may end groups of its own jobs only, and namespace {body.namespace!r} is not"
             )
+        elif isinstance(body, KillWorker) and not self.sees(event)(body.namespace):
+            text = f"{member} may kill workers of its own jobs only, and namespace {body.namespace!r} is not"
+            raise Refused(KIND, text)
         elif isinstance(body, (ReadTrace, ReadStacks, ReadFigures)) and not self._may_read(event, body):
             what = f"namespace {body.question.namespace!r}" if body.question.namespace is not None else "any job"
             read = _READ[type(body)]

@@ -174,7 +174,7 @@ class ClaimTable:
         now = self._head.now
         text = (
             f"{held.claim.title} is held by group {held.group.name!r} of namespace {held.group.namespace!r}, "
-            f"{_owner_clause(self._head, held.group)}; its worker {held.worker_name} on node {held.node} "
+            f"{owner_clause(self._head, held.group)}; its worker {held.worker_name} on node {held.node} "
             f"has had it for {duration(now - held.since)}"
         )
         if held.lost is None:
@@ -192,7 +192,7 @@ class ClaimTable:
             title=first.claim.title,
             namespace=first.group.namespace,
             group=first.group.name,
-            owner=_owner_clause(self._head, first.group),
+            owner=owner_clause(self._head, first.group),
             workers=[held.worker_name for held in claims],
             nodes=list(dict.fromkeys(held.node for held in claims)),
             state="lost" if lost else "held",
@@ -201,7 +201,7 @@ class ClaimTable:
         )
 
 
-def _owner_clause(head: Coordinator, group: Group) -> str:
+def owner_clause(head: Coordinator, group: Group) -> str:
     """Return a clause for people that says which process owns a group: "owned by ann's train.py, process 7 on ..."."""
     client = head.clients.get(group.owner)
     if client is None:

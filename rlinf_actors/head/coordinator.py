@@ -47,6 +47,7 @@ from rlinf_actors.head.handlers import Handlers
 from rlinf_actors.head.jobs import Jobs
 from rlinf_actors.head.key_ends import KeyEnds
 from rlinf_actors.head.key_registry import NO_OWN_KEYS, KeyRegistry, OwnKeys
+from rlinf_actors.head.kills import Kills
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.operations import DrainTable, NodeQueries, WorkerHealthLog
@@ -136,6 +137,7 @@ class Coordinator:
         self.early = EarlyMessages(self)
         self.reconciler = Reconciler(self)
         self.key_ends = KeyEnds(self)
+        self.kills = Kills(self)
         self.hooks: Callable[[], list[HookState]] = list
         self.authority = Authority(self)
         self._handlers = Handlers(self)
@@ -388,7 +390,7 @@ class Coordinator:
 
     def forget_requests(self, peer: bytes) -> None:
         """Drop the requests that wait for an answer to the connection *peer* of a client."""
-        for table in (self.log, self.nodes.requests, self.early, self.requests, self.queries, self.slices):
+        for table in (self.log, self.nodes.requests, self.early, self.requests, self.queries, self.slices, self.kills):
             table.forget(peer)
 
     def worker_gone(self, worker_id: str, lost: str = "") -> None:
@@ -397,6 +399,7 @@ class Coordinator:
         *lost* is "" if the process has ended. Otherwise it is the reason why the head has given the worker up, which is
         sent to the worker and to its child members: their processes may still run.
         """
+        self.kills.ended(worker_id)
         client = self.clients.of_worker(worker_id)
         for ended in [*self.clients.below(worker_id), *([client] if client is not None else [])]:
             if self.clients.get(ended.incarnation) is ended:  # ending one client may have ended this one too

@@ -42,7 +42,12 @@ OF_KEYS = (key_messages.AddKey, key_messages.RevokeKey, key_messages.Enroll, key
 """Requests whose refusals are entries of the event log. Those of hellos, rights and quotas are, whatever was asked."""
 _Answer = Union[Body, None, Sliced[Any]]
 Signed = TypeVar(
-    "Signed", client_messages.DrainNode, client_messages.EndGroup, client_messages.EStop, client_messages.StopCluster
+    "Signed",
+    client_messages.KillWorker,
+    client_messages.DrainNode,
+    client_messages.EndGroup,
+    client_messages.EStop,
+    client_messages.StopCluster,
 )
 
 
@@ -68,6 +73,7 @@ class Handlers:
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
+            client_messages.KillWorker: lambda event, body: head.kills.ask(event, _signed(event, body)),
             client_messages.StopCluster: self._stop_for_good,
             key_messages.GetKeys: lambda event, body: self._keys(head.keys.all()),
             key_messages.AddKey: self._add_key,

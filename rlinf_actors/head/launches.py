@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from rlinf_actors.head.claims import ADVICE, IN_USE
+from rlinf_actors.head.claims import ADVICE, IN_USE, owner_clause
 from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_notices import MOST_STATES
@@ -102,7 +102,8 @@ class Launches:
         if taken is not None and not (yield from groups.release(taken)):
             raise Refused(
                 "name_in_use",
-                f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
+                f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}, "
+                f"{owner_clause(self._head, taken)}: "
                 "give this one another name, or shut that one down first",
             )
         if wrong := wrong_name(asked.group, "a group"):

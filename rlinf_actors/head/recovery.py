@@ -457,7 +457,7 @@ class EarlyMessages:
 
     def _too_early(self, event: commands.Message) -> bool:
         body, groups = event.body, self._head.groups
-        if isinstance(body, (client_messages.StopCluster, client_messages.EndGroup)):
+        if isinstance(body, (client_messages.StopCluster, client_messages.EndGroup, client_messages.KillWorker)):
             return not self._released  # groups of nodes that are not back yet end too
         if not isinstance(body, agent_messages.ClientHello) and self._head.clients.of_peer(event.peer) is None:
             return False  # it is asked to say hello first

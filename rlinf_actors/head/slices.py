@@ -25,7 +25,7 @@ import msgspec
 from rlinf_actors.head.commands import Emit, HoldBack, LongMessage, Message
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import AgentHello, Beat
-from rlinf_actors.wire.client_messages import EndGroup, EStop
+from rlinf_actors.wire.client_messages import EndGroup, EStop, KillWorker
 
 PIECE = 100
 """Elements of a slice. One element takes 5 to 50 us, so a slice takes less than 5 ms."""
@@ -199,7 +199,9 @@ def keys_of(event: Message, namespace: str | None) -> tuple[Hashable, ...]:
     if isinstance(body, AgentHello):
         return event.peer, node_key(body.node.node_id)
     group, of = getattr(body, "group", None), getattr(body, "namespace", "")
-    if isinstance(group, str) and (of == namespace or isinstance(body, EndGroup)):  # EndGroup: Authority has checked it
+    if isinstance(group, str) and (
+        of == namespace or isinstance(body, (EndGroup, KillWorker))
+    ):  # Authority has checked these
         return event.peer, group_key(of, group)
     return (event.peer,)
 

@@ -112,6 +112,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "EStop": _PEERS,  # whoever sees danger, but a viewer; only a driver or the head may release it
         "EStopped": _HEAD,
         "EndGroup": _DRIVER | _HEAD,  # a driver those of its own jobs
+        "KillWorker": _DRIVER | _HEAD,  # a driver those of its own jobs
+        "WorkerKilled": _HEAD,
         "DrainNode": _AGENT | _HEAD,  # an agent its own node
         "Drained": _HEAD,
         "StopCluster": _DRIVER | _HEAD,  # of its own cluster: the head refuses any other

@@ -410,6 +410,26 @@ class EndGroup(ControlMessage, frozen=True):
     reason: Text = ""
 
 
+class KillWorker(ControlMessage, frozen=True):
+    """Kill one worker: SIGTERM and at once SIGKILL; a robot worker makes its robots safe before. Since protocol 7.
+
+    Answered by WorkerKilled when its agentd has reported its end, or by Failed(kind=not_found). It is not started
+    again. The holder of a driver's key may kill workers of its own jobs only. `by` is the sender's name, for people.
+    """
+
+    namespace: Name
+    group: Name
+    worker_id: Name
+    by: Name
+    reason: Text = ""
+
+
+class WorkerKilled(ControlMessage, frozen=True):
+    """Reply to KillWorker. `exit` says how the worker ended; kind node_lost if nobody can say."""
+
+    exit: Union[values.ExitReport, None] = None
+
+
 class DrainNode(ControlMessage, frozen=True):
     """Start no new workers on a node; running workers continue until their owners end them. Answered by Drained.
 
@@ -436,8 +456,8 @@ class Drained(ControlMessage, frozen=True):
 ClientMessage = Union[
     GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, SwitchTrace, TraceSwitched, ReadStacks,
     StacksRead, ReadFigures, FiguresRead, Launch, Launched, FindGroup, Handles, Detach, StopGroup, WorkerChanged,
-    WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop, EStopped, EndGroup,
-    DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup,
-    LaunchPart, FindWorker, FoundWorker,
+    WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop, EStopped,
+    EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys,
+    Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
 """Every control message between clients and the head."""

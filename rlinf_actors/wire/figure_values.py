@@ -74,6 +74,35 @@ class PathFigures(Value, frozen=True):
     size: Total = 0
 
 
+MAX_KEYS = 32
+"""Most keys of a channel in its figures: those with the most items and waiting requests."""
+MAX_WAITERS = 4
+KEY_CHARS = 80
+"""Most characters of a key."""
+
+
+class KeyFigures(Value, frozen=True):
+    """A key of a channel.
+
+    Attributes:
+        key: the key as Python writes it, cut to KEY_CHARS characters. It is the user's: it is shown only.
+        items: items that wait for a get.
+        out: deliveries that are not acknowledged.
+        puts_waiting, gets_waiting: requests that wait for room, and for items.
+        undeliverable: items that were delivered too often.
+        producers, consumers: incarnations of the first MAX_WAITERS processes that wait.
+    """
+
+    key: Name
+    items: Total = 0
+    out: Total = 0
+    puts_waiting: Total = 0
+    gets_waiting: Total = 0
+    undeliverable: Total = 0
+    producers: Few[Name] = []
+    consumers: Few[Name] = []
+
+
 class ChannelFigures(Value, frozen=True):
     """A channel, or one replica of it, as its host sees it.
 
@@ -86,6 +115,8 @@ class ChannelFigures(Value, frozen=True):
         undeliverable: items that were delivered too often.
         entered: items that have entered the queue so far.
         max_items, max_bytes: the channel's limits, 0 for none.
+        by_key: the MAX_KEYS keys with the most items and waiting requests.
+        closed: whether the channel is closed.
     """
 
     items: Total = 0
@@ -98,6 +129,8 @@ class ChannelFigures(Value, frozen=True):
     entered: Total = 0
     max_items: Total = 0
     max_bytes: Total = 0
+    by_key: Few[KeyFigures] = []
+    closed: bool = False
 
 
 class WorkerFigures(Value, frozen=True):

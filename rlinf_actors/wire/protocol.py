@@ -37,6 +37,8 @@ CHILD_MEMBERS = 7
 """The first protocol in which children of workers are members."""
 RELAYS = 7
 """The first protocol that has node relays."""
+KILLS = 7
+"""The first protocol in which the head kills single workers."""
 STACKS = 7
 """The first protocol in which agentds send the stacks of workers."""
 FIGURES = 7

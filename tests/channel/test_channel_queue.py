@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pace
 import pytest
 from hypothesis import settings
@@ -66,6 +67,10 @@ def test_figures_count_what_waits_and_what_is_out():
     kit.get()
     kit.get(key=b"empty")
     found = kit.queue.figures()
+    shown = {one.key: (one.items, one.puts_waiting, one.gets_waiting) for one in found.by_key}
+    assert shown["b'empty'"] == (0, 0, 1), "bytes that are no key are shown as they are"
+    assert sum(one.items for one in found.by_key) == found.items
+    found = msgspec.structs.replace(found, by_key=[])
     assert (found.items, found.out, found.puts_waiting, found.gets_waiting) == (2, 1, 1, 1)
     assert (found.keys, found.entered, found.max_items, found.undeliverable) == (2, 3, 2, 0)
     assert found.size == kit.queue.nbytes > 0

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rlinf_actors import Worker
+from rlinf_actors import Channel, Worker
 from rlinf_actors.cli import app
 
 pytestmark = pytest.mark.live
@@ -60,3 +60,25 @@ def test_commands_show_plan_nodes_groups_and_workers_and_change_nothing(local, c
     assert (sum(status["nodes"].values()), status["workers"]) == (2, {"running": 4})
     assert status["nodes"].keys() <= THERE
     assert len(status["clients"]) == 1
+
+
+def test_worker_is_shown_and_killed_and_channels_are_listed(local, capsys):
+    cluster = local.cluster()
+    group = Pid.create_group().launch(cluster, name="pids")
+    pids = group.pid().wait()
+    channel = Channel.create("rollouts", maxsize=2)
+    channel.put("a", key="k")
+    shown = as_json(capsys, "worker", "show", "pids:1")
+    assert (shown["pid"], shown["node"], shown["state"]) == (pids[1], "node0", "running")
+    assert "process" in shown["owner"]
+    assert app.run(["worker", "kill", "pids:1"]) == 64, "it asks, and there is no terminal"
+    assert "--yes" in capsys.readouterr().err
+    dead = as_json(capsys, "worker", "kill", "pids:1", "--yes", "--reason", "test")
+    assert (dead["pid"], dead["dead"], dead["exit"]["kind"]) == (pids[1], True, "stopped")
+    assert dead["exit"]["signal"] in (9, 15)
+    (host,) = as_json(capsys, "channel", "list")
+    assert (host["name"], host["items"], host["max_items"], host["fault"]) == ("rollouts", 1, 2, "")
+    (row,) = as_json(capsys, "channel", "show", "rollouts")
+    assert [(key["key"], key["items"]) for key in row["by_key"]] == [("'k'", 1)]
+    assert app.run(["channel", "show", "other"]) == 64
+    assert app.run(["group", "stop", "pids"]) == 0

@@ -8,10 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rlinf_actors.cli.channel_command import figures_dict
 from rlinf_actors.cli.job_command import job_dict
 from rlinf_actors.cli.views import driver_dict, group_dict, summary, worker_dict
+from rlinf_actors.cli.worker_command import KILLED, _worker_of
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.figure_values import ChannelFigures, KeyFigures
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.program import DriverState, Program
 from rlinf_actors.wire.values import ClusterEvent, ExitReport, GroupState, LeaseState, WorkerState
@@ -32,6 +35,13 @@ PRINTED = {
     "A group": group_dict(GROUP),
     "A worker": worker_dict(GROUP, WORKER, 1.0),
     "A job": job_dict("ns", STATUS),
+    "A shown worker": _worker_of(STATUS, GROUP, WORKER),
+    "A killed worker": dict.fromkeys([*KILLED, "dead", "exit"]),
+    "A channel": {
+        **dict.fromkeys(["name", "job", "host", "worker", "fault"]),
+        **figures_dict(ChannelFigures()),
+    },
+    "A key of a channel": msgspec.structs.asdict(KeyFigures("k")),
 }
 
 

@@ -61,6 +61,7 @@ from rlinf_actors.wire.client_messages import (
     GetNodes,
     GetStatus,
     Handles,
+    KillWorker,
     Launch,
     Launched,
     Nodes,
@@ -77,6 +78,7 @@ from rlinf_actors.wire.client_messages import (
     Warn,
     WatchClients,
     WorkerChanged,
+    WorkerKilled,
 )
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request, encode, number_of, verb_of
 from rlinf_actors.wire.figure_values import (
@@ -155,6 +157,8 @@ BODIES = [
     FoundWorker(),
     FoundWorker(STATE, 2),
     EndGroup("ns", "g", 1.0, "kim@lab", "it is not needed"),
+    KillWorker("ns", "g", "g-0", "kim@lab", "it hangs"),
+    WorkerKilled(),
     Launched(GroupState("ns", "g", "m:C", "o", "running", [STATE])),
     FindGroup("ns", "g"),
     StopGroup("ns", "g", 1.0),

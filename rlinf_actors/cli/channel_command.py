@@ -1,0 +1,162 @@
+"""The commands `rlinf-actors channel list|show`: what channels hold, as their hosts see it. No item is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+import msgspec
+
+from rlinf_actors.cli.output import json_option, note, show_json, show_table, size
+from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.net import discovery
+from rlinf_actors.wire.client_messages import FiguresRead, ReadFigures, Status
+from rlinf_actors.wire.figure_values import ChannelFigures, FigureQuestion
+from rlinf_actors.wire.protocol import FIGURES
+from rlinf_actors.wire.values import CHANNEL_GROUPS
+
+ANSWER_S = 12.0
+
+job_option = click.option("--job", default="", metavar="NAME", help="Only channels of this job.")
+
+
+@click.group()
+def channel() -> None:
+    """List the channels, or show one: items, bytes, waiting producers and consumers."""
+
+
+@channel.command("list")
+@job_option
+@head_option
+@json_option
+def list_channels(job: str, head: str | None, as_json: bool) -> None:
+    """List the channels: one row for each host. A distributed channel has a host on each node."""
+    endpoint, status = status_of(head)
+    rows = channel_rows(endpoint, status, job)
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        ("CHANNEL", "JOB", "HOST", "ITEMS", "BYTES", "KEYS", "OUT", "PUTS WAIT", "GETS WAIT", "STATE"),
+        [_row(row) for row in rows],
+        "no channel is open",
+    )
+
+
+@channel.command()
+@click.argument("name")
+@job_option
+@head_option
+@json_option
+def show(name: str, job: str, head: str | None, as_json: bool) -> None:
+    """Show a channel: for each host the 32 keys with the most items and waiting requests, and who waits."""
+    endpoint, status = status_of(head)
+    every = channel_rows(endpoint, status, job)
+    rows = [row for row in every if row["name"] == name]
+    if not rows:
+        known = ", ".join(sorted({f"{row['name']} ({row['job']})" for row in every})) or "none at all"
+        raise UsageError(f"there is no channel {name!r}; there are: {known}")
+    if len({row["job"] for row in rows}) > 1:
+        raise UsageError(f"several jobs have a channel {name!r}: say which by --job")
+    if as_json:
+        show_json(rows)
+        return
+    for row in rows:
+        limits = ", ".join(
+            [f"at most {row['max_items']} items a key"] * bool(row["max_items"])
+            + [f"at most {size(row['max_bytes'])}"] * bool(row["max_bytes"])
+        )
+        held = f"{row['items']} items, {size(row['size'])} ({limits or 'no limit'})"
+        note(f"{name} of job {row['job']} on {row['host']}: {held}")
+        if row["fault"]:
+            note(f"its host does not answer: {row['fault']}")
+    show_table(
+        ("KEY", "HOST", "ITEMS", "OUT", "PUTS WAIT", "GETS WAIT", "UNDELIVERABLE", "WHO WAITS"),
+        [
+            (
+                key["key"],
+                row["host"],
+                key["items"],
+                key["out"],
+                key["puts_waiting"],
+                key["gets_waiting"],
+                key["undeliverable"],
+                ", ".join([*key["producers"], *key["consumers"]]) or "-",
+            )
+            for row in rows
+            for key in row["by_key"]
+        ],
+        "no key is in use",
+    )
+
+
+def channel_rows(endpoint: str, status: Status, job: str) -> list[dict[str, Any]]:
+    """Return the JSON objects of the hosts of all channels of *job*, or of all jobs for "". Blocks."""
+    if status.protocol < FIGURES:
+        raise UsageError(
+            f"the head there is rlinf-actors {status.version} and knows no figures of channels: upgrade it"
+        )
+    nodes = {node.rank: node.report for node in status.nodes if node.rank >= 0}
+    hosts = [
+        (group, worker)
+        for group in status.groups
+        if group.name.startswith(CHANNEL_GROUPS) and job in ("", group.namespace)
+        for worker in group.workers
+        if worker.state != "gone"
+    ]
+    asked = sorted({(nodes[one.node_rank].node_id, group.namespace) for group, one in hosts if one.node_rank in nodes})
+    found = asyncio.run(_ask(endpoint, asked)) if asked else {}
+    rows = []
+    for group, worker in sorted(hosts, key=lambda one: (one[0].namespace, one[0].name, one[1].rank)):
+        figures, fault = found.get(worker.id, (None, "its node does not answer"))
+        row = figures_dict(figures or ChannelFigures())
+        for key in row["by_key"]:
+            for part in ("producers", "consumers"):
+                key[part] = [_process(status, one) for one in key[part]]
+        node = nodes.get(worker.node_rank)
+        host = node.hostname if node is not None else worker.node_ip
+        name = group.name.removeprefix(CHANNEL_GROUPS)
+        rows.append({"name": name, "job": group.namespace, "host": host, "worker": worker.rank, "fault": fault, **row})
+    return rows
+
+
+def figures_dict(figures: ChannelFigures) -> dict[str, Any]:
+    keys = [msgspec.structs.asdict(key) for key in figures.by_key]
+    return {**msgspec.structs.asdict(figures), "by_key": keys}
+
+
+async def _ask(endpoint: str, asked: list[tuple[str, str]]) -> dict[str, tuple[ChannelFigures | None, str]]:
+    found: dict[str, tuple[ChannelFigures | None, str]] = {}
+    async with observing(endpoint, discovery.client_settings()) as client:
+        for node_id, job in asked:
+            try:
+                answer = await client.request(ReadFigures(node_id, FigureQuestion(job)), ANSWER_S)
+            except RlinfActorsError as error:
+                note(f"node {node_id}: {error}")
+                continue
+            for one in expected(answer, FiguresRead).answer.workers:
+                found[one.id] = one.channel, one.fault or ("" if one.channel else "it does not say what it holds")
+    return found
+
+
+def _process(status: Status, incarnation: str) -> str:
+    driver = next((one for one in status.drivers if one.incarnation == incarnation), None)
+    return f"process {incarnation[:8]}" if driver is None else f"{driver.program or 'a driver'} ({driver.pid})"
+
+
+def _row(row: dict[str, Any]) -> tuple[Any, ...]:
+    state = row["fault"] or ("closed" if row["closed"] else "open")
+    waiting = row["puts_waiting"], row["gets_waiting"]
+    return (
+        row["name"],
+        row["job"],
+        row["host"],
+        row["items"],
+        size(row["size"]),
+        row["keys"],
+        row["out"],
+        *waiting,
+        state,
+    )
