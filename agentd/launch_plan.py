@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -37,6 +36,7 @@ from rlinf_actors.settings import CODE_DIR, CODE_HASH
 from rlinf_actors.wire.agent_messages import StartWorkers
 from rlinf_actors.wire.bounds import MAX_KEY, MAX_VALUE, MAX_VARIABLES
 from rlinf_actors.wire.launch_rules import LaunchRules
+from rlinf_actors.wire.log_values import file_name as file_name
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import NodeReport, ResourceReport, WorkerSpec
 
@@ -294,14 +294,6 @@ def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
     """
     base = f"{spec.log_dir or log_dir}/{file_name(spec.namespace)}/{file_name(spec.group)}-{spec.rank}"
     return base + ".out", base + ".err"
-
-
-def file_name(name: str) -> str:
-    """Return *name* if it consists of at most 120 ASCII letters, digits and ``._-`` and does not begin with a dot.
-    Otherwise return a similar name of that form, with a hash added so that different names stay different.
-    """
-    clean = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:120].lstrip(".") or "_"
-    return clean if clean == name else f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -> str:

@@ -33,6 +33,7 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LookForHardware,
     SendFigures,
+    SendLogs,
     SendStacks,
     SendTrace,
     StartWorkers,
@@ -231,11 +232,14 @@ class Session:
                 self._send_trace()
         elif isinstance(command, SwitchTraces):
             workers.traces.switch(command, self._notify)
+        elif isinstance(command, SendLogs):
+            workers.log_reader.ask(command, self._notify)
         elif isinstance(command, SendStacks):
             workers.questions.ask_stacks(command, self._notify)
         elif isinstance(command, SendFigures):
             workers.figures.ask(command, self._notify)
         elif isinstance(command, StopLooking):
+            workers.log_reader.cancel(command.id)
             if command.id in self._queries:
                 self._queries[command.id].cancel()
         elif isinstance(command, e.CheckHead):

@@ -17,6 +17,7 @@ from rlinf_actors.wire.agent_messages import (
     LogLines,
     LookForHardware,
     SendFigures,
+    SendLogs,
     SendStacks,
     SendTrace,
     StartWorkers,
@@ -238,12 +239,12 @@ class EndAgent(msgspec.Struct, frozen=True):
 
 
 PASSED_ON = (
-    FlushLogs, LookForHardware, SendFigures, SendStacks, SendTrace, StopLooking, SwitchTraces, Watch, Unwatch,
+    FlushLogs, LookForHardware, SendFigures, SendLogs, SendStacks, SendTrace, StopLooking, SwitchTraces, Watch, Unwatch,
 )  # fmt: skip
 """Messages of the head that the state passes on as they are."""
 
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
-    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures,
+    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs,
     StopLooking, CheckHead, LogStatus, Registration, EndAgent,
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from agentd.device_locks import DeviceLocks
 from agentd.figures import FigureCollector
 from agentd.health import HealthMonitor, HealthTimes
 from agentd.launch_plan import LaunchPlan, Site
+from agentd.log_reader import LogReader
 from agentd.logs import LogForwarder, Position
 from agentd.run_dir import OrderLedger
 from agentd.starts import Starts
@@ -87,8 +88,7 @@ class Workers:
         self._ledger = ledger or OrderLedger(site.run_dir / "l" if site.keep_s is not None else None)
         self._remembering: dict[str, TemplateProcess] = {}  # templates, by ended workers that the head may not know
         self._lease = (0.0, 0.0)
-        self._closing = False
-        self._logs_deaths = logs_deaths
+        self._closing, self._logs_deaths = False, logs_deaths
         self._sweeps = 0
         self._ended: list[WorkerProcess] = []  # whose sockets are still there
         self._changed = asyncio.Event()
@@ -98,6 +98,7 @@ class Workers:
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent)
+        self.log_reader = LogReader(loop, site, self._workers)
         self.figures = FigureCollector(loop, self._workers, self.questions, site)
         self.traces = TraceFiles(loop, site.run_dir, self._workers, self.questions.traces)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
@@ -281,13 +282,12 @@ class Workers:
 
     def _release(self) -> None:
         self._remove_sockets()
-        for part in (self._starts, self._health, self.questions, self.figures, self._logs, self._starter):
-            part.close()
+        for closing in (self._starts, self._health, self.questions, self.figures, self._logs, self.log_reader):
+            closing.close()
+        self._starter.close()
 
     async def _until(self, fact: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until *fact* returns True, for at most *timeout_s*. *fact* is called again each time the event
-        `_changed` is set.
-        """
+        """Wait until *fact* returns True, for at most *timeout_s*. It is called again each time `_changed` is set."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with timeout(timeout_s):
                 while not fact():
@@ -333,7 +333,9 @@ class Workers:
             template.failure = packet.text[:REASON_CHARS]
             self._templates.retire(template)
         elif isinstance(packet, template_protocol.LogsGrew):
-            self._logs.grew([id for id in packet.ids if self._template_of(id) is template])
+            grown = [id for id in packet.ids if self._template_of(id) is template]
+            self._logs.grew(grown)
+            self.log_reader.grew(grown)
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
         elif isinstance(packet, template_protocol.WORKER_ANSWERS):
@@ -470,10 +472,9 @@ class Workers:
         worker.end_cgroup()
         if not worker.template.gone:
             self._remembering[spec.id] = worker.template
-        self._devices.worker_ended(spec.id)
         self.traces.ended(spec)
-        self._health.worker_ended(spec.id)
-        self.questions.worker_ended(spec.id)
+        for part in (self._devices, self._health, self.questions, self.log_reader):
+            part.worker_ended(spec.id)
         if not self._ended:
             self._loop.call_soon(self._remove_sockets)
         self._ended.append(worker)

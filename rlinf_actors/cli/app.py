@@ -51,6 +51,7 @@ _COMMANDS = {
     "hw": "hw_command",
     "job": "job_command",
     "keys": "keys_command",
+    "logs": "logs_command",
     "node": "node_command",
     "nodes": "views",
     "paths": "views",

@@ -40,7 +40,7 @@ class Since(NamedTuple):
         return now - self.ago_s if self.ago_s else self.at
 
 
-def _since(context: click.Context, parameter: click.Parameter, value: str) -> Since:
+def parse_since(context: click.Context, parameter: click.Parameter, value: str) -> Since:
     """Parse the option --since."""
     match = re.fullmatch(r"(\d+)([smhd]?)", value)
     if match is not None:
@@ -61,7 +61,7 @@ def _since(context: click.Context, parameter: click.Parameter, value: str) -> Si
 @click.option("-f", "--follow", is_flag=True, help="Wait for new events, until interrupted.")
 @click.option(
     "--since",
-    callback=_since,
+    callback=parse_since,
     default="0",
     metavar="SEQ|AGE|TIME",
     help="Only events after the event of this number, not older than an age (30s, 10m, 2h, 1d), or since a time "

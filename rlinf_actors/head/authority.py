@@ -20,6 +20,7 @@ from rlinf_actors.wire.client_messages import (
     EStop,
     KillWorker,
     ReadFigures,
+    ReadLogs,
     ReadStacks,
     ReadTrace,
     SwitchTrace,
@@ -43,7 +44,7 @@ _HOW = {
 """Role -> text for an error message that says which processes have the role, and how to get it."""
 
 
-_READ: Mapping[type, str] = {ReadTrace: "traces", ReadStacks: "stacks", ReadFigures: "figures"}
+_READ: Mapping[type, str] = {ReadTrace: "traces", ReadStacks: "stacks", ReadFigures: "figures", ReadLogs: "logs"}
 
 
 class Authority:
@@ -78,7 +79,7 @@ class Authority:
         elif isinstance(body, KillWorker) and not self.sees(event)(body.namespace):
             text = f"{member} may kill workers of its own jobs only, and namespace {body.namespace!r} is not"
             raise Refused(KIND, text)
-        elif isinstance(body, (ReadTrace, ReadStacks, ReadFigures)) and not self._may_read(event, body):
+        elif isinstance(body, (ReadTrace, ReadStacks, ReadFigures, ReadLogs)) and not self._may_read(event, body):
             what = f"namespace {body.question.namespace!r}" if body.question.namespace is not None else "any job"
             read = _READ[type(body)]
             raise Refused(KIND, f"{member} may read {read} of its own jobs only, and {what} is not")
@@ -90,7 +91,7 @@ class Authority:
         ):
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
-    def _may_read(self, event: Message, body: ReadTrace | ReadStacks | ReadFigures) -> bool:
+    def _may_read(self, event: Message, body: ReadTrace | ReadStacks | ReadFigures | ReadLogs) -> bool:
         if body.question.namespace is None:
             return event.member.role != "driver"
         return self.sees(event)(body.question.namespace)

@@ -68,6 +68,7 @@ class Handlers:
             client_messages.EnumerateHardware: head.queries.ask,
             client_messages.ReadTrace: head.queries.ask_trace,
             client_messages.SwitchTrace: head.queries.ask_to_switch_trace,
+            client_messages.ReadLogs: head.queries.ask_logs,
             client_messages.ReadStacks: head.queries.ask_stacks,
             client_messages.ReadFigures: head.queries.ask_figures,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
@@ -105,6 +106,7 @@ class Handlers:
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,
             agent_messages.TracesSwitched: head.queries.found,
+            agent_messages.LogsSent: head.queries.found,
             agent_messages.StacksSent: head.queries.found,
             agent_messages.FiguresSent: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now

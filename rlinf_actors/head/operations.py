@@ -14,8 +14,10 @@ from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
     FiguresSent,
     HardwareFound,
+    LogsSent,
     LookForHardware,
     SendFigures,
+    SendLogs,
     SendStacks,
     SendTrace,
     StacksSent,
@@ -31,7 +33,9 @@ from rlinf_actors.wire.client_messages import (
     Enumerated,
     EnumerateHardware,
     FiguresRead,
+    LogsRead,
     ReadFigures,
+    ReadLogs,
     ReadStacks,
     ReadTrace,
     StacksRead,
@@ -41,6 +45,7 @@ from rlinf_actors.wire.client_messages import (
     Warn,
 )
 from rlinf_actors.wire.launch_rules import Launcher
+from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S
 from rlinf_actors.wire.protocol import FIGURES, STACKS
 from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
@@ -153,7 +158,7 @@ TRACE_S = 10.0
 """Time limit of a question for traces, stacks or figures, in seconds."""
 OUTSIDE_S = 60.0
 """Time limit of a question for stacks that templates take from outside, in seconds."""
-_Order = Union[LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures]
+_Order = Union[LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs]
 
 
 class _NodeQuery(msgspec.Struct, eq=False):
@@ -206,6 +211,14 @@ class NodeQueries:
         limit_s = TRACE_S if asked.question.level == IO_THREAD else OUTSIDE_S
         self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", limit_s)
 
+    def ask_logs(self, event: commands.RequestReceived, asked: ReadLogs) -> None:
+        """Ask a node for log files or a part of one; the node's answer goes to the sender of *event*."""
+        if asked.question.namespace is not None:
+            self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
+        self._check_age(asked.node_id, FIGURES, "send log files")
+        limit_s = TRACE_S + min(asked.question.wait_s, MAX_LOG_WAIT_S)
+        self._forward(event, asked.node_id, SendLogs(self._name(), asked.question), "log files", limit_s)
+
     def ask_figures(self, event: commands.RequestReceived, asked: ReadFigures) -> None:
         """Ask a node for its figures and those of its workers; the node's answer goes to the sender of *event*."""
         self._check_age(asked.node_id, FIGURES, "send figures")
@@ -239,17 +252,21 @@ class NodeQueries:
         query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(node.peer, order))
 
-    def found(self, node: Node, body: HardwareFound | TraceSent | TracesSwitched | StacksSent | FiguresSent) -> None:
+    def found(
+        self, node: Node, body: HardwareFound | TraceSent | TracesSwitched | StacksSent | FiguresSent | LogsSent
+    ) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         kind: type[_Order]
-        answer: TraceRead | TraceSwitched | StacksRead | FiguresRead | Enumerated
+        answer: TraceRead | TraceSwitched | StacksRead | FiguresRead | LogsRead | Enumerated
         if isinstance(body, TraceSent):
             kind, answer = SendTrace, TraceRead(body.answer)
         elif isinstance(body, TracesSwitched):
             kind, answer = SwitchTraces, TraceSwitched(body.answer)
         elif isinstance(body, StacksSent):
             kind, answer = SendStacks, StacksRead(body.answer)
+        elif isinstance(body, LogsSent):
+            kind, answer = SendLogs, LogsRead(body.answer)
         elif isinstance(body, FiguresSent):
             kind, answer = SendFigures, FiguresRead(body.answer)
         else:

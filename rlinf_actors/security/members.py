@@ -104,6 +104,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "TraceRead": _HEAD,
         "SwitchTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
         "TraceSwitched": _HEAD,
+        "ReadLogs": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
+        "LogsRead": _HEAD,
         "ReadStacks": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
         "StacksRead": _HEAD,
         "ReadFigures": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
@@ -128,6 +130,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "TraceSent": _AGENT,
         "SwitchTraces": _HEAD,
         "TracesSwitched": _AGENT,
+        "SendLogs": _HEAD,
+        "LogsSent": _AGENT,
         "SendStacks": _HEAD,
         "StacksSent": _AGENT,
         "SendFigures": _HEAD,

@@ -6,7 +6,10 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections import deque
+
+from rlinf_actors.wire.log_values import MARK, TIMES
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Other users may write to the directory of the log: links are not followed, and opening a FIFO does not block."""
@@ -16,6 +19,8 @@ TAIL_LINE_BYTES = 4096
 _CHUNK = 64 << 10
 _TURNS = 4
 """Most chunks of _CHUNK bytes to read from one pipe before other pipes get a turn."""
+MARKED_S = 1.0
+"""Shortest time between two entries of a file of times, in seconds."""
 _LEFT_OVER = 4 << 20
 """Most bytes to read from a pipe after the end of its worker. Another process may write to the pipe for ever."""
 
@@ -81,6 +86,7 @@ class LogPump:
         self._limit = limit
         self._size = 0
         self._line_ended = True
+        self._marked = 0.0
         self.tail = Tail()
         self.fault = ""
         self.began = (0, 0)
@@ -158,9 +164,22 @@ class LogPump:
         self._line_ended = data.endswith(b"\n") if data else self._line_ended
 
     def _put(self, data: memoryview) -> int:
+        now = time.time()
+        if now - self._marked >= MARKED_S:
+            self._marked = now
+            self._mark(now)
         written = os.write(self._file, data)
         self._size += written
         return written
+
+    def _mark(self, now: float) -> None:
+        """Note in the file of times that output of now begins here."""
+        with contextlib.suppress(OSError):  # then `rlinf-actors logs --since` shows more than it was asked for
+            times = _opened(self.path + TIMES)
+            try:
+                os.write(times, MARK.pack(now, self._size))
+            finally:
+                os.close(times)
 
     def _rotate(self) -> None:
         """Rename the log file to ``path.1`` and begin a new file. If that fails, continue with the old file."""
@@ -178,6 +197,9 @@ class LogPump:
             self._failed(error)
             self._size = 0  # not at every line
             return
+        with contextlib.suppress(OSError):
+            os.rename(f"{self.path}{TIMES}", f"{self.path}.1{TIMES}")
+        self._marked = 0.0
         os.close(self._file)
         self._file, self._size, self._inode, self._rotated = file, 0, os.fstat(file).st_ino, True
 

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.wire import figure_values, stack_values, trace_values, values
+from rlinf_actors.wire import figure_values, log_values, stack_values, trace_values, values
 from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.program import Program
@@ -128,6 +128,20 @@ class TracesSwitched(ControlMessage, frozen=True):
 
     id: Name
     answer: trace_values.SwitchedWorkers
+
+
+class SendLogs(ControlMessage, frozen=True):
+    """Notice to an agentd: answer a question for log files by LogsSent with the same id. Since protocol 7."""
+
+    id: Name
+    question: log_values.LogQuestion
+
+
+class LogsSent(ControlMessage, frozen=True):
+    """Notice of an agentd: the answer to the SendLogs with this id. The head ignores an unknown id."""
+
+    id: Name
+    answer: log_values.LogSlice
 
 
 class SendStacks(ControlMessage, frozen=True):
@@ -448,8 +462,8 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, SendTrace, TraceSent, SwitchTraces, TracesSwitched, SendStacks, StacksSent, SendFigures, FiguresSent,
-    Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing,
-    RefusalReport,
+    StopLooking, SendTrace, TraceSent, SwitchTraces, TracesSwitched, SendLogs, LogsSent, SendStacks, StacksSent,
+    SendFigures, FiguresSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
+    LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from rlinf_actors.wire import figure_values, stack_values, trace_values, values
+from rlinf_actors.wire import figure_values, log_values, stack_values, trace_values, values
 from rlinf_actors.wire.bounds import (
     Document,
     Few,
@@ -84,6 +84,20 @@ class SwitchTrace(ControlMessage, frozen=True):
 
 class TraceSwitched(ControlMessage, frozen=True):
     answer: trace_values.SwitchedWorkers
+
+
+class ReadLogs(ControlMessage, frozen=True):
+    """Ask the head to have the node `node_id` send names or a part of log files, as `question` says. Since protocol 7.
+
+    Answered by LogsRead, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer.
+    """
+
+    node_id: Name
+    question: log_values.LogQuestion
+
+
+class LogsRead(ControlMessage, frozen=True):
+    answer: log_values.LogSlice
 
 
 class ReadStacks(ControlMessage, frozen=True):
@@ -454,10 +468,10 @@ class Drained(ControlMessage, frozen=True):
 
 
 ClientMessage = Union[
-    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, SwitchTrace, TraceSwitched, ReadStacks,
-    StacksRead, ReadFigures, FiguresRead, Launch, Launched, FindGroup, Handles, Detach, StopGroup, WorkerChanged,
-    WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop, EStopped,
-    EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys,
-    Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, SwitchTrace, TraceSwitched, ReadLogs,
+    LogsRead, ReadStacks, StacksRead, ReadFigures, FiguresRead, Launch, Launched, FindGroup, Handles, Detach,
+    StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
+    EStop, EStopped, EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey,
+    RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
 """Every control message between clients and the head."""

@@ -24,6 +24,7 @@ from rlinf_actors.wire.client_messages import (
     GetStatus,
     Launch,
     ReadFigures,
+    ReadLogs,
     ReadStacks,
     ReadTrace,
     Status,
@@ -32,6 +33,7 @@ from rlinf_actors.wire.client_messages import (
 )
 from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.key_messages import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
+from rlinf_actors.wire.log_values import LogQuestion
 from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import HardwareQuestion
@@ -52,6 +54,7 @@ REQUESTS = {
     "EnumerateHardware": EnumerateHardware("n1", QUESTION),
     "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
     "ReadStacks": ReadStacks("n1", StackQuestion("ann", [])),
+    "ReadLogs": ReadLogs("n1", LogQuestion("ann")),
     "ReadFigures": ReadFigures("n1", FigureQuestion("ann")),
     "SwitchTrace": SwitchTrace("n1", TraceSwitch("ann", 1024)),
     "DrainNode": DrainNode("n1", "me"),
@@ -70,12 +73,14 @@ REQUESTS = {
 MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
-            "FlushLogs", "Detach", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures"},
+            "FlushLogs", "Detach", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures",
+            "ReadLogs"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
-             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures"},
-    "eye": {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures"},
+             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures",
+             "ReadLogs"},
+    "eye": {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures", "ReadLogs"},
 }  # fmt: skip
 
 
@@ -176,7 +181,7 @@ def test_driver_can_end_groups_of_its_own_jobs_only(kit):
     assert stop.reason == "me (driver 'ann') ended it: done"
 
 
-@pytest.mark.parametrize("verb", ["ReadTrace", "ReadStacks", "ReadFigures", "SwitchTrace"])
+@pytest.mark.parametrize("verb", ["ReadTrace", "ReadStacks", "ReadFigures", "ReadLogs", "SwitchTrace"])
 def test_a_driver_reads_and_switches_traces_stacks_and_figures_of_its_own_jobs_only(kit, verb):
     asked = REQUESTS[verb]
     assert "its own jobs only" in refused(kit.ask("bob", asked))

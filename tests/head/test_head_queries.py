@@ -12,8 +12,10 @@ from rlinf_actors.wire.agent_messages import (
     FiguresSent,
     Goodbye,
     HardwareFound,
+    LogsSent,
     LookForHardware,
     SendFigures,
+    SendLogs,
     SendStacks,
     SendTrace,
     StacksSent,
@@ -26,7 +28,9 @@ from rlinf_actors.wire.client_messages import (
     Enumerated,
     EnumerateHardware,
     FiguresRead,
+    LogsRead,
     ReadFigures,
+    ReadLogs,
     ReadStacks,
     ReadTrace,
     StacksRead,
@@ -35,6 +39,7 @@ from rlinf_actors.wire.client_messages import (
     TraceSwitched,
 )
 from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures, WorkerFigures
+from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
@@ -220,6 +225,15 @@ def test_switched_traces_are_confirmed_to_the_client(kit):
     kit.tell("a:n0", TracesSwitched(order.id, SwitchedWorkers(9)))  # another node's
     kit.tell("a:n1", TracesSwitched(order.id, SwitchedWorkers(2)))
     assert kit.answers() == [("d1", TraceSwitched(SwitchedWorkers(2)))]
+
+
+def test_a_part_of_a_log_file_reaches_the_client_also_after_a_long_wait(kit):
+    assert kit.ask("d1", ReadLogs("n1", LogQuestion("ns", "g-0.out", wait_s=20.0))) is None
+    (order,) = kit.sent(SendLogs, "a:n1")
+    kit.wait(TRACE_S + 5.0)
+    assert kit.refusals() == []
+    kit.tell("a:n1", LogsSent(order.id, LogSlice(data=b"x")))
+    assert kit.answers() == [("d1", LogsRead(LogSlice(data=b"x")))]
 
 
 def test_node_that_sends_no_stacks_in_time_is_named(kit):

@@ -22,11 +22,13 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LogCredit,
     LogLines,
+    LogsSent,
     LookForHardware,
     ProcessGone,
     Refusal,
     RefusalReport,
     SendFigures,
+    SendLogs,
     SendStacks,
     SendTrace,
     StacksSent,
@@ -64,8 +66,10 @@ from rlinf_actors.wire.client_messages import (
     KillWorker,
     Launch,
     Launched,
+    LogsRead,
     Nodes,
     ReadFigures,
+    ReadLogs,
     ReadStacks,
     ReadTrace,
     StacksRead,
@@ -94,6 +98,7 @@ from rlinf_actors.wire.figure_values import (
 )
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart, WorkerBatch, WorkerRow
+from rlinf_actors.wire.log_values import LogFile, LogQuestion, LogSlice
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.stack_values import Stack, StackFrame, StackQuestion, Wait, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
@@ -195,6 +200,10 @@ BODIES = [
     TraceRead(TraceSlice(data=b"x", now=3.5, clock=[(1.0, 2.0, 0.5)])),
     SendTrace("e-2", TraceQuestion("ns", drop=True)),
     TraceSent("e-2", TraceSlice(["w-0"], fault="x")),
+    ReadLogs("id", LogQuestion("ns", "g-0.out", 5, 7, 1.5, 2.0)),
+    LogsRead(LogSlice([LogFile("ns", "g-0.out", 0, 1.5, True)], 1)),
+    SendLogs("e-5", LogQuestion()),
+    LogsSent("e-5", LogSlice(data=b"x", offset=6, inode=7, ended=True, lost=True, fault="f")),
     SwitchTrace("id", TraceSwitch("ns", 1024)),
     TraceSwitched(SwitchedWorkers(3, 1, ["g:0: no room"])),
     SwitchTraces("e-4", TraceSwitch("ns")),

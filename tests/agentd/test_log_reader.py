@@ -1,0 +1,191 @@
+"""Questions for log files: what is read, what is waited for, and what is no log file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentd.log_reader import LogReader
+from rlinf_actors.template.log_pump import LogPump
+from rlinf_actors.wire.agent_messages import SendLogs
+from rlinf_actors.wire.log_values import MARK, MAX_LOG_FILES, TIMES, LogQuestion, LogSlice, file_name
+
+
+class Scene:
+    """A node with log files of the job "job/1" below *place*; the worker "w-0" of its group "env" runs."""
+
+    def __init__(self, place: Path) -> None:
+        self.logs = place / "logs"
+        self.job = self.logs / file_name("job/1")
+        self.job.mkdir(parents=True)
+        self.place = place
+        users = SimpleNamespace(all=list)
+        site = SimpleNamespace(run_dir=place, rules=SimpleNamespace(log_dir=str(self.logs)), users=users)
+        self.workers: dict[str, Any] = {}
+        self.reader = LogReader(asyncio.get_running_loop(), site, self.workers)  # type: ignore[arg-type]
+        self.run("w-0", "env-0")
+        self._number = 0
+
+    def run(self, id: str, name: str) -> None:
+        plan = SimpleNamespace(out_path=str(self.job / f"{name}.out"), err_path=str(self.job / f"{name}.err"))
+        self.workers[id] = SimpleNamespace(spec=SimpleNamespace(id=id, namespace="job/1"), plan=plan, user=None)
+
+    def end(self, id: str) -> None:
+        del self.workers[id]
+        self.reader.worker_ended(id)
+
+    def write(self, name: str, data: bytes) -> None:
+        with open(self.job / name, "ab") as file:
+            file.write(data)
+
+    def rotate(self, name: str, data: bytes) -> None:
+        """Begin a new file with *data*, before the older part goes, as templates do: its inode is not used again."""
+        self.write(f"{name}.new", data)
+        os.rename(self.job / name, self.job / f"{name}.1")
+        os.rename(self.job / f"{name}.new", self.job / name)
+
+    def ask(self, name: str = "", job: str | None = "job/1", **more: Any) -> asyncio.Future[LogSlice]:
+        self._number += 1
+        answer: asyncio.Future[LogSlice] = asyncio.get_running_loop().create_future()
+        order = SendLogs(str(self._number), LogQuestion(job, name, **more))
+        self.reader.ask(order, lambda sent: answer.set_result(sent.answer))
+        return answer
+
+
+@pytest.fixture
+async def scene(tmp_path):
+    scene = Scene(tmp_path)
+    yield scene
+    scene.reader.close()
+
+
+async def test_files_of_living_and_ended_workers_are_listed(scene):
+    for name in ("env-0.out", "env-0.out.1", "old-3.err", "env-0.out.times", "passwd", ".x.out"):
+        scene.write(name, b"1234")
+    found = (await scene.ask()).files
+    assert [(one.namespace, one.name, one.size, one.running) for one in found] == [
+        (file_name("job/1"), "env-0.out", 4, True),
+        (file_name("job/1"), "env-0.out.1", 4, False),
+        (file_name("job/1"), "old-3.err", 4, False),
+    ]
+    assert (await scene.ask(job="other")).files == []
+    (scene.place / "agentd.log").write_bytes(b"daemon\n")
+    assert [one.name for one in (await scene.ask(job=None)).files] == [
+        "agentd.log", "env-0.out", "env-0.out.1", "old-3.err",
+    ]  # fmt: skip
+    assert (await scene.ask("agentd.log", None)).data == b"daemon\n"
+
+
+async def test_a_job_reads_neither_other_jobs_nor_other_files(scene, tmp_path):
+    (tmp_path / "secret.out").write_bytes(b"x")
+    scene.write("env-0.out", b"x")
+    (scene.job / "link-0.out").symlink_to(tmp_path / "secret.out")
+    os.mkfifo(scene.job / "fifo-0.out")
+    for name in ("../secret.out", "/etc/passwd", "passwd", "agentd.log", "", "link-0.out", "fifo-0.out", ".x.out"):
+        if name:
+            answer = await scene.ask(name)
+            assert (answer.data, bool(answer.fault)) == (b"", True), name
+    assert (await scene.ask("env-0.out", "other")).fault == "there is no log file 'env-0.out' of job 'other'"
+    assert (await scene.ask("env-0.out", None)).fault
+
+
+async def test_a_file_is_read_in_slices_to_its_end(scene):
+    content = os.urandom(200_000)
+    scene.write("old-0.out", content)
+    got, answer = b"", LogSlice()
+    while not answer.ended:
+        answer = await scene.ask("old-0.out", offset=answer.offset, inode=answer.inode)
+        got += answer.data
+    assert got == content
+
+
+async def test_a_question_waits_for_output_and_for_the_end_of_the_worker(scene):
+    scene.write("env-0.out", b"first\n")
+    answer = await scene.ask("env-0.out", wait_s=20.0)
+    assert answer.data == b"first\n"
+    waits = scene.ask("env-0.out", offset=answer.offset, inode=answer.inode, wait_s=20.0)
+    other = scene.ask("env-0.err", wait_s=20.0)  # does not exist yet
+    assert "No such file" in (await other).fault
+    scene.write("env-0.out", b"second\n")
+    scene.reader.grew(["w-0"])
+    answer = await waits
+    assert answer.data == b"second\n"
+    waits = scene.ask("env-0.out", offset=answer.offset, inode=answer.inode, wait_s=20.0)
+    scene.end("w-0")
+    answer = await waits
+    assert (answer.data, answer.ended) == (b"", True)
+
+
+async def test_output_while_the_file_is_read_is_not_waited_for(scene):
+    scene.write("env-0.out", b"")
+    waits = scene.ask("env-0.out", wait_s=20.0)
+    await asyncio.sleep(0)  # it is being read, and does not wait yet
+    scene.write("env-0.out", b"now\n")
+    scene.reader.grew(["w-0"])
+    assert (await waits).data == b"now\n"
+
+
+async def test_a_question_that_waits_too_long_gets_an_empty_answer(scene):
+    scene.write("env-0.out", b"x")
+    answer = await scene.ask("env-0.out", offset=1, wait_s=0.01)
+    assert (answer.data, answer.ended, answer.offset) == (b"", False, 1)
+
+
+async def test_a_cancelled_question_is_not_answered(scene):
+    scene.write("env-0.out", b"")
+    waits = scene.ask("env-0.out", wait_s=20.0)
+    other = scene.ask("env-0.out", wait_s=0.01)
+    await other  # it was read after the first, which waits now
+    scene.reader.cancel("1")
+    scene.write("env-0.out", b"x")
+    scene.reader.grew(["w-0"])
+    assert scene.reader._waiting == {}
+    assert not waits.done()
+
+
+async def test_reading_goes_on_over_a_renaming(scene):
+    scene.write("env-0.out", b"one\n")
+    answer = await scene.ask("env-0.out")
+    scene.write("env-0.out", b"two\n")
+    scene.rotate("env-0.out", b"three\n")
+    got = []
+    for _ in range(2):
+        answer = await scene.ask("env-0.out", offset=answer.offset, inode=answer.inode)
+        got.append((answer.data, answer.lost))
+    assert got == [(b"two\n", False), (b"three\n", False)]
+    for _ in range(2):
+        scene.rotate("env-0.out", b"later\n")
+    answer = await scene.ask("env-0.out", offset=answer.offset, inode=answer.inode)
+    assert (answer.data, answer.lost) == (b"later\n", True)
+
+
+async def test_output_since_a_time_is_found(scene, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("rlinf_actors.template.log_pump.time", SimpleNamespace(time=lambda: now[0]))
+    pump = LogPump(str(scene.job / "old-0.out"))
+    for text in (b"early\n", b"late\n", b"later\n"):
+        os.write(pump.writer, text)
+        pump.pump()
+        now[0] += 0.6 if text == b"late\n" else 60.0
+    pump.close_writer()
+    pump.close()
+    marks = (scene.job / f"old-0.out{TIMES}").read_bytes()
+    assert [at for _, at in MARK.iter_unpack(marks)] == [0, 6]  # at most one for each second
+    assert (await scene.ask("old-0.out", since=1030.0)).data == b"late\nlater\n"
+    assert (await scene.ask("old-0.out", since=500.0)).data == b"early\nlate\nlater\n"
+    os.utime(scene.job / "old-0.out", (2000.0, 2000.0))
+    assert (await scene.ask("old-0.out", since=3000.0)).data == b""
+    scene.write("plain-0.out", b"without times\n")
+    assert (await scene.ask("plain-0.out", since=1.0)).data == b"without times\n"
+
+
+async def test_the_newest_of_very_many_files_are_listed(scene):
+    for number in range(MAX_LOG_FILES + 3):
+        (scene.job / f"g-{number}.out").touch()
+    answer = await scene.ask()
+    assert (len(answer.files), answer.more) == (MAX_LOG_FILES, 3)
