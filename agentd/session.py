@@ -239,9 +239,10 @@ class Session:
         elif isinstance(command, SendFigures):
             workers.figures.ask(command, self._notify)
         elif isinstance(command, StopLooking):
-            workers.log_reader.cancel(command.id)
             if command.id in self._queries:
                 self._queries[command.id].cancel()
+            else:
+                workers.log_reader.cancel(command.id)
         elif isinstance(command, e.CheckHead):
             self._spawn(self._check_head(command.timeout_s), "check the head's machine")
         elif isinstance(command, e.LogStatus):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import msgspec
@@ -41,6 +42,8 @@ ASKED = EnumerateHardware("n0", HardwareQuestion("Arm", 0))
 
 
 class NoWorkers:
+    log_reader = SimpleNamespace(cancel=lambda id: None)  # no question for a log file waits
+
     def start(self, order):
         """Never called."""
 
