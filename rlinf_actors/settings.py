@@ -29,6 +29,7 @@ CATCH_FAILURE = "RLINF_CATCH_FAILURE"
 """1: workers print their Python stacks when SIGQUIT, SIGUSR1 or SIGUSR2 ends them."""
 PTRACE = "RLINF_ACTORS_PTRACE"
 """1: workers let all processes that their template starts trace them, from their start."""
+WAIT_LINES = "RLINF_ACTORS_WAIT_LINES"
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 HEADS_DIR = "RLINF_ACTORS_HEADS"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
@@ -92,6 +93,7 @@ DEFAULT_RELAY_FROM = 64
 DEFAULT_CHANNEL_BYTES = 8 << 30
 
 _Minutes: Any = Annotated[float, Meta(gt=0, description="a number of minutes above 0")]
+_Seconds: Any = Annotated[float, Meta(ge=0, le=86400, description="a number of seconds from 0 to 86400")]
 _Microseconds: Any = Annotated[int, Meta(gt=0, description="a number of microseconds above 0")]
 _YesOrNo: Any = Annotated[Literal["1", "0"], Meta(description="1 (yes) or 0 (no)")]
 _LostErrors: Any = Annotated[Literal["end", "exit-code", "log"], Meta(description="end, exit-code or log")]
@@ -154,6 +156,7 @@ class Settings(msgspec.Struct, frozen=True):
         kept_logs: directory for the logs of private clusters in which a worker failed, None to keep none
             (``RLINF_ACTORS_KEPT_LOGS=none``).
         raw_output: True to print the output of workers in the driver as it is (``RLINF_ACTORS_RAW_OUTPUT=1``).
+        wait_lines_s: seconds after which a driver logs what a wait is for, 0 for never (``RLINF_ACTORS_WAIT_LINES``).
         code_working_dir: directory whose code the driver sends to its workers, "auto", or "0" for none; None if the
             configuration decides.
         code_dir: in a worker, the directory of the code that its driver has sent; None without one.
@@ -193,6 +196,7 @@ class Settings(msgspec.Struct, frozen=True):
     config_home: str = "~/.config"
     kept_logs: str | None = None
     raw_output: bool = False
+    wait_lines_s: float = 60.0
     code_working_dir: str | None = None
     code_dir: str | None = None
 
@@ -246,6 +250,7 @@ class Settings(msgspec.Struct, frozen=True):
             head_key=env.get(HEAD_KEY) or None,
             key_dir=env.get(KEY_DIR) or None,
             kept_logs=_kept_logs(env),
+            wait_lines_s=typed(WAIT_LINES, _Seconds, 60.0),
             raw_output=typed(RAW_OUTPUT, _YesOrNo) == "1",
             code_working_dir=env.get(CODE_WORKING_DIR),
             code_dir=env.get(CODE_DIR) or None,

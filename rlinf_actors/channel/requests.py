@@ -342,6 +342,8 @@ def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
     """Cancel *work* after *timeout* seconds. If the host does not answer in CONFIRM_S more seconds, fail it here."""
     if work.done():
         return
+    if isinstance(work, PendingGet):
+        work.limit_s = timeout
     ref = weakref.ref(work)
     handles: list[asyncio.TimerHandle] = []
 

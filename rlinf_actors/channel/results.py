@@ -66,6 +66,7 @@ class PendingGet(AsyncWork[T]):
     """
 
     redelivered = False
+    limit_s = 0.0  # time limit of the get
     _lazy = True
     _by_loop = True
     _taken = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import graphlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from rlinf_actors.model.readable import duration, ranges
+from rlinf_actors.runtime import wait_graph
+from rlinf_actors.runtime.wait_graph import Step
 from rlinf_actors.wire.stack_values import IO_THREAD, NATIVE, PY_SPY, SIGNAL, Stack, Wait, WorkerStacks
 
 MAX_WAIT_LINES = 16
@@ -35,17 +36,8 @@ class ShownWorker(NamedTuple):
         return f"{self.group}:{self.rank}"
 
 
-class Step(NamedTuple):
-    worker: str
-    waits_for: str
-    wait: Wait
-
-
 class Cycle(NamedTuple):
-    """Workers of which each waits for the next, and the last for the first.
-
-    `deadlock` is True if none of them can go on: each wait blocks its worker and has no time limit.
-    """
+    """Workers of which each waits for the next, and the last for the first; see `wait_graph.cycles`."""
 
     job: str
     deadlock: bool
@@ -105,43 +97,12 @@ def report_lines(workers: Sequence[ShownWorker]) -> Iterator[str]:
 
 
 def cycles(workers: Sequence[ShownWorker]) -> list[Cycle]:
-    """Return the cycles of waits, one of each set of workers that wait for one another. Deadlocks come first."""
-    found: list[Cycle] = []
-    named: set[tuple[str, str]] = set()
-    for deadlock in (True, False):
-        waits = {
-            (one.job, one.name): _targets(one.answer.waits, deadlock)
-            for one in workers
-            if (one.job, one.name) not in named
-        }
-        for job in dict.fromkeys(job for job, _ in waits):
-            graph = {name: targets for (of, name), targets in waits.items() if of == job}
-            for ring in _rings(graph):
-                steps = [Step(name, to, graph[name][to]) for name, to in zip(ring, [*ring[1:], ring[0]], strict=True)]
-                found.append(Cycle(job, deadlock, steps))
-                named.update((job, name) for name in ring)
-    return found
-
-
-def _targets(waits: Iterable[Wait], deadlock: bool) -> dict[str, Wait]:
-    """Return the workers that these waits of one worker are for; if *deadlock*, those that nothing but they can end."""
-    counted = [wait for wait in waits if not deadlock or (wait.blocks and not wait.limit_s)]
-    return {name: wait for wait in reversed(counted) for name in wait.on}
-
-
-def _rings(graph: Mapping[str, Mapping[str, Wait]]) -> Iterator[list[str]]:
-    """Yield cycles of *graph* that have no node in common."""
-    left = dict(graph)
-    while True:
-        try:
-            graphlib.TopologicalSorter(left).prepare()
-        except graphlib.CycleError as error:
-            ring: list[str] = error.args[1][:0:-1]  # from each node to the one that it waits for; the first came twice
-            yield ring
-            for name in ring:
-                del left[name]
-        else:
-            return
+    """Return the cycles of waits of all jobs. Deadlocks come first."""
+    waits: dict[str, dict[str, Sequence[Wait]]] = {}
+    for one in workers:
+        waits.setdefault(one.job, {})[one.name] = one.answer.waits
+    found = [Cycle(job, *cycle) for job, of_job in waits.items() for cycle in wait_graph.cycles(of_job)]
+    return sorted(found, key=lambda cycle: not cycle.deadlock)
 
 
 # --- workers with equal stacks ---

@@ -14,6 +14,7 @@ from rlinf_actors import forks
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.group.durations import Durations
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.model.readable import ranges
 from rlinf_actors.runtime.future import Future, Promise, call_all
 from rlinf_actors.runtime.late_report import ANSWER_S, LateReport, late_text
 from rlinf_actors.runtime.peer import Peer, new_call
@@ -22,6 +23,7 @@ from rlinf_actors.shown import html_table
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.stack_values import MAX_WAITS
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
@@ -168,7 +170,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
 
     def _expire(self) -> None:
         """Cancel the call, because its deadline has passed, and ask the ranks that have not answered what they run."""
-        report = LateReport(self._missing())  # first: the ranks answer it before they cancel
+        report = LateReport(self._missing(), self._runtime.peer)  # first: the ranks answer it before they cancel
         for peer in self._peers:
             peer.forget(self._call)
         self._timer = self._runtime.io.loop.call_later(ANSWER_S, self._expired, report)
@@ -188,8 +190,19 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
     def _missing(self) -> list[Peer]:
         return [peer for index, peer in enumerate(self._peers) if index not in self._answers]
 
+    def _waited_for(self) -> tuple[str, Sequence[str]]:
+        late = self._missing()
+        group = self._peers[0].name.rpartition(":")[0] if self._peers else "no group"
+        what = f"{self._method}() of {group}:{ranges(peer.rank for peer in late)}"
+        return what, [peer.name for peer in late[:MAX_WAITS]]
+
+    def _ranks(self) -> tuple[Sequence[Peer], Sequence[Peer]]:
+        done = set(self._answers.copy())
+        late = [peer for index, peer in enumerate(self._peers) if index not in done]
+        return late, [self._peers[index] for index in done]
+
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
-        group, late = self._peers[0].name.rpartition(":")[0], late_text(self._missing(), timeout)
+        group, late = self._peers[0].name.rpartition(":")[0], late_text(self._missing(), timeout, self._runtime.peer)
         return CallTimeoutError(
             f"{self._method}() of group {group!r} was not done within {timeout:g} s; it goes on: {late}"
         )

@@ -6,6 +6,7 @@ So one object is the entry in the mailbox and the result, and its sender is look
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.errors import CallTimeoutError
@@ -39,6 +40,9 @@ class BlockingReceive(Future[ArrivedMessage]):
     @property
     def abandoned(self) -> bool:
         return self.closed or self._finished
+
+    def _waited_for(self) -> tuple[str, Sequence[str]]:
+        return self._what, [self.key[0]]
 
     def work(self) -> BlockingReceive:
         return self
@@ -104,7 +108,7 @@ class BlockingReceives:
                 message = posted.wait(timeout)
             except CallTimeoutError:
                 if messenger.withdraw(posted):
-                    raise no_message(posted._what, timeout or 0.0) from None
+                    raise no_message(posted._what, timeout or 0.0, peer) from None
                 message = posted.wait()  # it came at the last moment
         except BaseException:  # a signal handler raised, or the receive failed
             taken = posted.give_up()

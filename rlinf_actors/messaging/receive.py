@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,17 @@ from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.messaging.mailbox import ArrivedMessage, Key
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork, call_all
+from rlinf_actors.runtime.late_report import late_text
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import payload
 
 if TYPE_CHECKING:
     from rlinf_actors.messaging.messenger import Messenger
+
+
+ASKS_FROM_S = 1.0
+"""Shortest time limit of a receive whose error says what the sender does: who polls is not held up."""
 
 
 def traced(active: recorder.Recorder, work: AsyncWork[Any], name: str) -> int:
@@ -38,9 +43,15 @@ def decoded(message: ArrivedMessage) -> Any:
     return payload.decode(message.tensors.parts, message.tensors.tensors())
 
 
-def no_message(what: str, timeout: float) -> CallTimeoutError:
-    """Return the error of the receive *what* if no message has come within *timeout* seconds."""
-    return CallTimeoutError(f"{what}: no message came within {timeout:g} s")
+def no_message(what: str, timeout: float, sender: Peer | None = None) -> CallTimeoutError:
+    """Return the error of the receive *what* if no message has come within *timeout* seconds.
+
+    If *sender* is given, the error says what that worker does. That blocks for half a second at most.
+    """
+    text = f"{what}: no message came within {timeout:g} s"
+    if sender is None or timeout < ASKS_FROM_S:
+        return CallTimeoutError(text)
+    return CallTimeoutError(f"{text}: {late_text([sender], timeout, connect=True)}")
 
 
 class PostedReceive:
@@ -120,6 +131,9 @@ class PendingReceive(AsyncWork[Any]):
         self._waiters = 0
         self._message: ArrivedMessage | None = None
 
+    def _waited_for(self) -> tuple[str, Sequence[str]]:
+        return self._what, [self.posted.key[0]]
+
     def limit(self, timeout: float) -> None:
         """Fail this receive with CallTimeoutError after *timeout* seconds, unless it is done by then. Does not wait."""
         posted, messenger = self.posted, self._messenger
@@ -189,7 +203,10 @@ class PendingReceive(AsyncWork[Any]):
 
     def timed_out(self, timeout: float) -> CallTimeoutError:
         """Return the error of this receive if no message has come within *timeout* seconds."""
-        return no_message(self._what, timeout)
+        group, rank = self.posted.key[0].partition(":")[::2]
+        remote = self._messenger.directory.known(group)
+        known = remote is not None and rank.isdigit() and int(rank) < len(remote.peers)
+        return no_message(self._what, timeout, remote.peers[int(rank)] if known and remote is not None else None)
 
     def _want(self) -> None:
         self._add_waiter()

@@ -52,6 +52,9 @@ class Readiness(Promise[None]):
             self._lost.failed(self, awaited=awaited)
         return ended
 
+    def _ranks(self) -> tuple[Sequence[Peer], Sequence[Peer]]:
+        return self._late_ranks(), ()
+
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
         late = late_text(self._late_ranks(), timeout)
         return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {late}")

@@ -32,10 +32,12 @@ from rlinf_actors.net.idle_select import IdleSelect
 from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.net.loop_reader import LoopReader
 from rlinf_actors.runtime.then_threads import then_threads
+from rlinf_actors.runtime.timeout_facts import await_explain, explain, job_text
 from rlinf_actors.wire.protocol import waiting
 
 if TYPE_CHECKING:
     from rlinf_actors.net.loop import IoThread
+    from rlinf_actors.runtime.peer import Peer
 
 log = logging.getLogger(__name__)
 
@@ -126,13 +128,14 @@ class Future(Generic[T]):
         try:
             return self._outcome()
         except BaseException as error:
+            explain(self, error)
             del self
             _leave_out_outcome(error)
             raise error
 
     def _block_until_done(self, timeout: float | None) -> bool:
         """Block until the operation has ended, and read the sockets meanwhile. Return False if the time is over."""
-        since = time.monotonic()  # noqa: F841 - worker.stacks reads it in this frame
+        since = time.monotonic()  # noqa: F841 - runtime.waits reads it in this frame
         active = reading.active
         if active is not None and not self._by_loop:
             holder = object()
@@ -174,7 +177,7 @@ class Future(Generic[T]):
             forks.check(self._made_in)
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()
-            since = time.monotonic()  # noqa: F841 - worker.stacks reads it in this frame
+            since = time.monotonic()  # noqa: F841 - runtime.waits reads it in this frame
 
             def wake() -> None:
                 if not woken.done():
@@ -201,6 +204,7 @@ class Future(Generic[T]):
         try:
             return self._outcome()
         except BaseException as error:
+            yield from await_explain(self, error)
             del self
             _leave_out_outcome(error)
             raise error
@@ -230,7 +234,15 @@ class Future(Generic[T]):
         raise NotImplementedError
 
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
-        return CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
+        return CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on{job_text(timeout)}")
+
+    def _ranks(self) -> tuple[Sequence[Peer], Sequence[Peer]]:
+        """Return the ranks that have not answered, and those that have. Any thread; no lock."""
+        return (), ()
+
+    def _waited_for(self) -> tuple[str, Sequence[str]]:
+        """Return the operation, and the workers that must act for it to end, as far as known. Any thread; no lock."""
+        return self._what, ()
 
     def _check_blocking(self) -> None:
         """Raise UsageError if the operation itself needs this thread, so that a wait on this thread would never end."""

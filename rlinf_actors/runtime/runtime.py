@@ -39,6 +39,7 @@ from rlinf_actors.runtime.log_printer import END_S
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.node_reachability import NodeReachability
 from rlinf_actors.runtime.this_program import this_program
+from rlinf_actors.runtime.wait_watch import WaitWatch
 from rlinf_actors.runtime.worker_output import WorkerOutput
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import ClientHello, Flushing, FlushLogs, Goodbye, LogLines, Welcome
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from rlinf_actors.config.net_emulation_config import NetEmulationConfig
     from rlinf_actors.net.emulated_path import Budgets
     from rlinf_actors.net.network_emulation import EmulatedNetwork
+    from rlinf_actors.runtime.peer import Peer
 
 T = TypeVar("T")
 
@@ -185,6 +187,7 @@ class Runtime:
         self.network.bulk = self._bulk = BulkTransport(self.io.loop, keyed)
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupRegistry(self)
+        self._waits = WaitWatch(self.io.loop, settings.wait_lines_s, self.peer, self.groups.all, namespace)
         self._paths = NodeReachability(self.network, self.host, self.groups.all)
         self.head: HeadSession | None = None
         self._gone: RlinfActorsError | None = None
@@ -214,6 +217,13 @@ class Runtime:
         found = self.groups.get(self.namespace, group)
         state = None if found is None else found.states.get(int(ranks.partition(":")[0] or -1))
         return -1 if state is None else state.node_rank
+
+    def peer(self, name: str) -> Peer | None:
+        """Return the connection to the worker *name* of this job, None if this process has none. Any thread."""
+        group, _, rank = name.partition(":")
+        found = self.groups.get(self.namespace, group)
+        peers = () if found is None else found.peers
+        return peers[int(rank)] if rank.isdigit() and int(rank) < len(peers) else None
 
     def copy(self, data: Buffer) -> Buffer:
         return bytes(data) if self._memory is None else self._memory.copy(data)
@@ -264,6 +274,8 @@ class Runtime:
         self.head = head
         self.watched.renew()  # watches that began before
         self._paths.start(welcome.beat_s, welcome.lease_s)
+        if self.role == "driver":
+            self._waits.start()
         self.token = welcome.token or self.token
         return welcome
 
@@ -410,6 +422,7 @@ class Runtime:
         self._output.close(self.logs_moved)
 
     async def _close(self) -> None:
+        self._waits.close()
         self._paths.close()
         text = "this process closed its connection to the cluster"
         self.groups.close_all(lambda group: GroupClosedError(f"group {group.name!r}: {text}"))

@@ -48,6 +48,7 @@ from rlinf_actors.wire.message_frames import (
 )
 from rlinf_actors.wire.protocol import MALFORMED, ChildPath, Number, Pid, WorkerId, checked
 from rlinf_actors.wire.relay_frames import Relayed, RelayedLink
+from rlinf_actors.wire.stack_values import Wait, Waits
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
 __all__ = [  # of other modules; callers name all frames `frames.X`
@@ -251,11 +252,13 @@ class WhatRuns(Frame, frozen=True, tag=12):
     """Ask which method the receiver runs. Answered with Runs by the receiver's I/O thread. Since protocol 6.
 
     An older worker does not answer, so the sender uses a short timeout. If `constructed` is True (since protocol 7),
-    the worker answers once its class is constructed, or with Raised if that fails; an older worker answers at once.
+    the worker answers once its class is constructed, or with Raised if that fails; an older worker answers at once. If
+    `waits` is True (since protocol 7), the answer says what the worker waits for.
     """
 
     id: int
     constructed: bool = False
+    waits: bool = False
 
 
 class Runs(Frame, frozen=True, tag=13):
@@ -266,6 +269,7 @@ class Runs(Frame, frozen=True, tag=13):
         seconds: its running time so far.
         waiting: number of queued calls.
         protocol: the newest protocol that the worker speaks. A worker of protocol 6 omits it.
+        waits: what the worker's threads and tasks wait for, if WhatRuns asks for that.
     """
 
     id: int
@@ -273,6 +277,7 @@ class Runs(Frame, frozen=True, tag=13):
     seconds: Number = 0.0
     waiting: int = 0
     protocol: int = 6
+    waits: Waits[Wait] = []
 
 
 class Memory(Frame, frozen=True, tag=10):

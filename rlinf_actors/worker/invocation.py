@@ -22,6 +22,7 @@ from rlinf_actors import counters, forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import call_soon
+from rlinf_actors.runtime import waits
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import NO_PARTS, AuthenticatedParts
@@ -85,6 +86,9 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
             advance = coroutine.send
         except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, such as a cancellation
             advance, given = coroutine.throw, error
+
+
+waits.ADVANCES[own_steps.__code__] = "coroutine"
 
 
 class Invocation(msgspec.Struct, eq=False):

@@ -51,6 +51,7 @@ from rlinf_actors.worker.invocation import Invocation, TracedInvocation
 from rlinf_actors.worker.joining import RejectedPeers
 from rlinf_actors.worker.remote_peers import RemotePeers, client_of
 from rlinf_actors.worker.shared_calls import SharedCalls
+from rlinf_actors.worker.stacks import worker_waits
 from rlinf_actors.worker.unread_streams import UnreadStreams
 
 log = logging.getLogger(__name__)
@@ -348,7 +349,8 @@ class WorkerServer:
         elif type(frame) is frames.WhatRuns:
             doing = self.activity()
             seconds = max(0.0, time.perf_counter() - doing.since) if doing.method else 0.0
-            runs = frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting, PROTOCOL)
+            waits = worker_waits(self.executor) if frame.waits else []
+            runs = frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting, PROTOCOL, waits)
             self.answer(peer, runs)
         elif type(frame) is frames.Dropped:
             self._members[peer].dropped(frame)

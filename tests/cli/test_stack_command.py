@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 
 import pace
@@ -16,7 +17,7 @@ from rlinf_actors import Channel, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_actors.cli import app, stack_command
 from rlinf_actors.cli.stack_command import select
 from rlinf_actors.cli.stack_report import ShownWorker, cycles, report_dict, report_lines
-from rlinf_actors.errors import UsageError
+from rlinf_actors.errors import CallTimeoutError, UsageError
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.values import GroupState, WorkerState
 
@@ -273,8 +274,9 @@ def test_workers_that_call_one_another_and_a_stopped_one_are_named(local_cluster
 
 
 @pytest.mark.live
-def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys):
+def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys, caplog):
     local = local_cluster(num_nodes=1)
+    monkeypatch.setenv("RLINF_ACTORS_WAIT_LINES", "0.2")
     for name, value in local.driver_env.items():
         monkeypatch.setenv(name, value)
 
@@ -312,5 +314,14 @@ def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys):
         text = ask("--all")
         assert "reader:0 of job cell" in text
         assert "in read() for" in text
+
+        deadlock = "deadlock: ring:0 waits in recv() from ring:1 ("
+        with pytest.raises(CallTimeoutError, match=re.escape(deadlock)):
+            lost[0].wait(0.7)
+        lines = [record.getMessage() for record in caplog.records]
+        start = f"waiting for wait_for_next() of ring:0-{RANKS - 1} for 0 s: {deadlock}"
+        assert any(line.startswith(start) for line in lines)
+        with pytest.raises(CallTimeoutError, match=re.escape(deadlock)):
+            channel.get(key="empty", timeout=1.0)
         for call in lost:
             call.cancel()

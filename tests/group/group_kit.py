@@ -118,6 +118,7 @@ class World:
             worker_id="",
             closed=False,
             check_usable=lambda: None,
+            peer=lambda name: None,
             copy=bytes,
             io=io,
             groups=types.SimpleNamespace(stop_or_leave=self._stop_group, reach=self._reach),

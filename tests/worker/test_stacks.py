@@ -104,7 +104,7 @@ def test_a_wait_for_what_comes_after_another_work_is_one_for_that_work():
 
 
 def test_a_call_waits_for_the_ranks_that_have_not_answered():
-    peers = [SimpleNamespace(name=f"actor:{rank}") for rank in range(3)]
+    peers = [SimpleNamespace(name=f"actor:{rank}", rank=rank) for rank in range(3)]
     call = WorkerGroupFuncResult(SimpleNamespace(serving_thread=0), "step", peers)
     call._answers[1] = ValueError()
 
@@ -114,7 +114,7 @@ def test_a_call_waits_for_the_ranks_that_have_not_answered():
 
     with waiting(call, wait):
         found = wait_of(now())
-    assert (found.what, found.on) == ("step() of actor:0, actor:2", ["actor:0", "actor:2"])
+    assert (found.what, found.on) == ("step() of actor:0, 2", ["actor:0", "actor:2"])
 
 
 async def test_tasks_are_shown_with_their_await_chains_and_waits():
