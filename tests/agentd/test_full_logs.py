@@ -6,6 +6,8 @@ import os
 import pytest
 from workers_kit import children, order, spec
 
+from rlinf_actors.wire.log_values import TIMES
+
 pytestmark = pytest.mark.live
 
 MIB = 1 << 20
@@ -38,8 +40,10 @@ print("done", flush=True)
         kids.credit_logs(MIB, "ns")
         await reports.line("done")
         files = {path.name: path.stat().st_size for path in (tmp_path / "log/ns").iterdir()}
-        assert files.keys() == {"g-0.out", "g-0.out.1", "g-0.err"}
         assert MIB < sum(files.values()) < 5 * MIB
+        logs = {name for name in files if not name.endswith(TIMES)}
+        assert logs == {"g-0.out", "g-0.out.1", "g-0.err"}
+        assert {name.removesuffix(TIMES) for name in files} == logs  # an older part's times went with it
         assert (tmp_path / "log/ns/g-0.out").read_text().endswith("done\n")
         assert one.id not in reports.exits
 
