@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from rlinf_actors.hardware.probe_report import resources_from_reports
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 from rlinf_actors.model.node import NodeInfo
+from rlinf_actors.model.readable import duration
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ResourceReport, WorkerSpec
 
@@ -115,19 +116,27 @@ PATIENCE_S = 30.0
 class _Asker(msgspec.Struct):
     name: str
     send: Callable[[template_protocol.ToTemplate], None]
+    since: float = 0.0  # time of the loop at which the worker got its accelerators
     notice: asyncio.TimerHandle | None = None
 
 
 class DeviceLocks:
     """The locks of one node's accelerators: grants them to workers, in the order of their requests, whichever job a
     worker belongs to. If a worker has waited for *patience_s* seconds, a notice tells it which workers it waits for.
+
+    *owners* says which process owns a worker, by the worker's id.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, resources: Sequence[ResourceReport], patience_s: float = PATIENCE_S
+        self,
+        loop: asyncio.AbstractEventLoop,
+        resources: Sequence[ResourceReport],
+        owners: Mapping[str, str],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._loop = loop
         self._resources = resources
+        self._owners = owners
         self._patience_s = patience_s
         self._table = LockTable()
         self._waiters: dict[str, _Asker] = {}
@@ -159,16 +168,23 @@ class DeviceLocks:
     def _send_grants(self, granted: Sequence[DeviceRequest]) -> None:
         for one in granted:
             self._cancel_notice(one.worker)
+            self._waiters[one.worker].since = self._loop.time()
             self._waiters[one.worker].send(template_protocol.DevicesLocked(one.worker, one.number))
 
     def _send_busy(self, worker: str, request: int) -> None:
-        holders, before = ([self._waiters[id].name for id in ids] for ids in self._table.ahead_of(worker))
-        text = f"held by {', '.join(holders) or 'nobody'}"
+        holders, before = self._table.ahead_of(worker)
+        held = [f"{self._named(id)} for {duration(self._loop.time() - self._waiters[id].since)}" for id in holders]
+        text = f"held by {', '.join(held) or 'nobody'}"
         if before:
-            text += f"; {', '.join(before)} came before"
+            text += f"; {', '.join(map(self._named, before))} came before"
         self._waiters[worker].send(
             template_protocol.DevicesBusy(worker, request, self._patience_s, text[: template_protocol.TEXT_CHARS])
         )
+
+    def _named(self, id: str) -> str:
+        """Return the name of a worker, with the process that owns it, as far as the head has said that."""
+        owner = self._owners.get(id, "")
+        return f"{self._waiters[id].name}, owned by {owner}," if owner else self._waiters[id].name
 
     def _cancel_notice(self, worker: str) -> None:
         waiter = self._waiters.get(worker)

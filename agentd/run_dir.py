@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 import rlinf_actors
+from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.wire.agent_messages import StartWorkers
 from rlinf_actors.wire.values import RunningWorker
@@ -69,8 +70,11 @@ class RunDir(msgspec.Struct):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            held = os.fstat(lock)
             os.close(lock)
-            raise wrong("is used by another agentd: give this one another --run-dir") from None
+            pid = procfs.flocks().get((held.st_dev, held.st_ino), 0)
+            who = f" (pid {pid})" if pid > 0 else ""  # of this user: the directory is
+            raise wrong(f"is used by another agentd{who}: give this one another --run-dir") from None
         return cls(path, lock)
 
     def begin(self) -> None:
@@ -177,6 +181,7 @@ class OrderLedger:
 
     Attributes:
         drivers: after `read`, the driver (StartWorkers.driver) of each worker in the orders.
+        owners: which process owns each worker, for people (StartWorkers.owned_by), by the worker's id.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -185,6 +190,7 @@ class OrderLedger:
         self._file_of: dict[str, Path] = {}
         self._numbers = count(1)
         self.drivers: dict[str, str] = {}
+        self.owners: dict[str, str] = {}
 
     def read(self) -> dict[str, RunningWorker]:
         """Return the workers, by id, in the orders that earlier agentds wrote. An order is no longer on disk once the
@@ -204,6 +210,7 @@ class OrderLedger:
                 continue
             self._enter(path, order)
             self.drivers.update((spec.id, order.driver) for spec in order.workers)
+            self.owners.update((spec.id, order.owned_by) for spec in order.workers)
             for spec in order.workers:
                 if spec.id in found and found[spec.id].spec.resizes > spec.resizes:
                     continue  # the names of the files do not tell which one is younger
@@ -214,6 +221,7 @@ class OrderLedger:
         """Write the order to disk, without the job's token, which workers of this user could read there. Called before
         its workers start, or when they get a new owner. Raise OSError if that fails.
         """
+        self.owners.update((spec.id, order.owned_by) for spec in order.workers)
         if self._directory is None or not order.workers:
             return
         order = replace(order, workers=[replace(spec, token="") for spec in order.workers])
@@ -228,6 +236,7 @@ class OrderLedger:
         other worker is left.
         """
         for id in ids:
+            self.owners.pop(id, None)
             path = self._file_of.pop(id, None)
             if path is not None:
                 self._pending[path].discard(id)

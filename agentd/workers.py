@@ -94,7 +94,7 @@ class Workers:
         self._changed = asyncio.Event()
         self._starter = starter or TemplateStarter.of_site(loop, site)
         self._keeper = self._starter.keeper
-        self._devices = DeviceLocks(loop, site.resources)
+        self._devices = DeviceLocks(loop, site.resources, self._ledger.owners)
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rlinf_actors.head.commands import Refused
+from rlinf_actors.head.owners import owner_clause
 from rlinf_actors.head.records import Group, Index, Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.readable import duration
-from rlinf_actors.shown import printable
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import Claim, LeaseState
 
@@ -201,23 +201,6 @@ class ClaimTable:
         )
 
 
-def owner_clause(head: Coordinator, group: Group) -> str:
-    """Return a clause for people that says which process owns a group: "owned by ann's train.py, process 7 on ..."."""
-    client = head.clients.get(group.owner)
-    if client is None:
-        why = head.clients.ended(group.owner)
-        return f"whose owner has ended ({why})" if why else "whose owner this head has not heard of since it started"
-    node = next(iter(head.nodes.on_host(client.host)), None)
-    hostname = printable(client.program.hostname)
-    machine = f"{hostname}, a machine without an agentd" if hostname else "a machine without an agentd"
-    where = f"on node {node.name}" if node is not None else f"on {machine}"
-    owning = head.groups.of_worker(client.worker_id)
-    owner = str(client.program) or "driver"
-    if owning is not None:
-        owner = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
-    return f"owned by {owner}, process {client.pid} {where}"
-
-
 def _share(held: HardwareClaim, claim: Claim, namespace: str) -> bool:
     """Return True if a group of *namespace* may claim the robot beside *held*. A lost worker shares with no group."""
     return held.claim.shared and claim.shared and held.lost is None and held.group.namespace == namespace
@@ -234,6 +217,7 @@ class _LostWorker(msgspec.Struct, frozen=True):
     node: str
     until: float
     timer: HeapTimer
+    group: Group
 
 
 class NameReservations:
@@ -249,7 +233,7 @@ class NameReservations:
         """Reserve the name of *group* for `Timing.rank_hold_s`, because *worker* may still run on its lost *node*."""
         until = self._head.now + self._head.timing.rank_hold_s
         timer = self._head.timers.at(until, lambda: self._free(worker.id))
-        one = _LostWorker(f"{group.name}:{worker.spec.rank}", node.id, node.name, until, timer)
+        one = _LostWorker(f"{group.name}:{worker.spec.rank}", node.id, node.name, until, timer, group)
         self._lost.setdefault(group.key, {})[worker.id] = one
         self._keys[worker.id] = group.key
         self._on_node.add(node.id, worker.id, worker.id)
@@ -273,8 +257,9 @@ class NameReservations:
             raise Refused(
                 "name_in_use",
                 f"the name {name!r} of namespace {namespace!r} is held for {one.until - self._head.now:.0f} s at most: "
-                f"worker {one.name} was lost with node {one.node} and may still run there. It is free as soon as that "
-                "node is back; give this group another name, or launch it later",
+                f"worker {one.name} of the group before, {owner_clause(self._head, one.group)}, was lost with node "
+                f"{one.node} and may still run there. The name is free as soon as that node is back; give this group "
+                "another name, or launch it later",
             )
 
     def _free(self, worker_id: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_actors.head.client_ends import ExpectedClient, ExpectedClients, ProcessWatches
 from rlinf_actors.head.commands import CLIENT, Notify, Refused, Snapshot
+from rlinf_actors.head.owners import process_of
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Client, Index, Node
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
@@ -115,7 +116,10 @@ class ClientTable:
 
     def check_driver(self, member: Member) -> None:
         """Raise Refused if this driver's key already has as many driver processes as the quota allows."""
-        self._drivers.check(label(member), str(member))
+        full = self._drivers.is_full(label(member))
+        mine = (one for one in self._clients.values() if full and one.role == "driver" and one.member.is_same(member))
+        oldest = next((f", whose oldest is {process_of(self._head, one)}," for one in mine), "")
+        self._drivers.check(label(member), f"{member}{oldest}")
 
     def hello(self, peer: bytes, hello: ClientHello, member: Member) -> Client:
         """Begin the session of a driver or worker, or move its session to the new connection *peer*.

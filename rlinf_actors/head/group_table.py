@@ -20,6 +20,7 @@ from rlinf_actors.head.event_log import of_end, of_life
 from rlinf_actors.head.group_notices import GroupNotices
 from rlinf_actors.head.group_slices import states_of
 from rlinf_actors.head.orphans import Orphans
+from rlinf_actors.head.owners import owner_of
 from rlinf_actors.head.quotas import Tombstones
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.restarts import EndedGroups, FirstFailures, Restarts, not_restarted
@@ -202,7 +203,7 @@ class GroupTable:
         if specs and node is not None:
             self._head.nodes.has_job(node, group.namespace)
             detail = group.detail if group.described_on(node_id) else ""
-            order = StartWorkers(specs, group.owner, group.cls, detail, group.detached)
+            order = StartWorkers(specs, group.owner, group.cls, detail, group.detached, owner_of(self._head, group))
             self._head.emit(Notify(node.peer, order.asked_by(self._head.admission.of_group(group))))
 
     def changed(self, worker: WorkerRecord) -> None:
@@ -305,10 +306,7 @@ class GroupTable:
         self.claims.lose(worker, False)
 
     def lost(self, worker: WorkerRecord, reason: str, exit: ExitReport | None = None) -> None:
-        """Record that a worker was lost for this *reason*.
-
-        *exit* is the worker's exit report if an earlier head has sent one to a client, else None.
-        """
+        """Record that a worker was lost. *exit* is its exit report if an earlier head has told a client of its end."""
         worker.exit = exit or ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rlinf_actors.head import commands
+from rlinf_actors.head.owners import drivers_clause
 from rlinf_actors.head.slices import Sliced, pieces
 from rlinf_actors.security.members import Member
 
@@ -144,7 +145,8 @@ class Jobs:
             return ""
         if owner == driver or member:
             return ""
-        return f"it is the job of driver {owner!r}" if owner else "it is another's job"
+        whose = f"the job of driver {owner!r}" if owner else "another's job"
+        return f"it is {whose}{drivers_clause(self._head, namespace)}"
 
     def opened(self, namespace: str, driver: str) -> None:
         """Record that a driver has joined a job. The first driver with a key becomes the job's owner."""

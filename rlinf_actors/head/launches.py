@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from rlinf_actors.head.claims import ADVICE, IN_USE, owner_clause
+from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.group_notices import MOST_STATES
 from rlinf_actors.head.group_slices import add_absent, states_of
 from rlinf_actors.head.launch_parts import LaunchParts
 from rlinf_actors.head.node_requests import NAMED
+from rlinf_actors.head.owners import owner_clause
 from rlinf_actors.head.records import Client, Group, Index, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, group_key, pieces
 from rlinf_actors.head.validation import check_outlives, check_workers, node_for, own_namespace
@@ -116,8 +117,9 @@ class Launches:
             raise Refused("usage", ENDING)
         if self._head.clients.get(client.incarnation) is not client:
             raise Refused("node_lost", f"the {client.role} that launched group {asked.group!r} has ended")
-        if groups.get(*key) is not None:
-            raise Refused("name_in_use", f"a group named {asked.group!r} was reported by a node in the meantime")
+        if (taken := groups.get(*key)) is not None:
+            whose = owner_clause(self._head, taken)
+            raise Refused("name_in_use", f"a group named {asked.group!r}, {whose}, was reported by a node meanwhile")
         self._head.robots.check(asked)
         if asked.outlives:
             nodes = {spec.node_rank: node_for(spec, self._head.nodes) for spec in placed}
@@ -257,8 +259,8 @@ class Launches:
         if group.cls.rpartition(":")[2] != asked.cls.rpartition(":")[2]:
             raise Refused(
                 "name_in_use",
-                f"the group named {asked.group!r} in namespace {asked.namespace!r} is of class {group.cls}, and not of "
-                f"{asked.cls}: give this one another name, or shut that one down first",
+                f"the group named {asked.group!r} in namespace {asked.namespace!r}, {owner_clause(self._head, group)}, "
+                f"is of class {group.cls}, not of {asked.cls}: give this one another name, or shut that one down first",
             )
         found = yield from self._find(client, FindGroup(asked.namespace, asked.group))
         assert found is not None  # it is *group*

@@ -58,6 +58,7 @@ class StartWorkers(ForDriver, frozen=True):
         cls: "module:qualname" of the worker class.
         detail: description of the group in JSON (placements and the like), for a restarted head; "" on most nodes.
         detached: True if the group outlives the client that launched it.
+        owned_by: which process `owner` is, for people; "" from a head before protocol 7, or without an owner.
     """
 
     workers: OfGroup[values.WorkerSpec]
@@ -65,6 +66,7 @@ class StartWorkers(ForDriver, frozen=True):
     cls: Name = ""
     detail: Document = ""
     detached: bool = False
+    owned_by: Text = ""
 
 
 class StopWorkers(ControlMessage, frozen=True):

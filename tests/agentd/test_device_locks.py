@@ -105,15 +105,17 @@ async def test_long_waiting_worker_is_told_once_which_worker_has_the_lock():
         if sum(isinstance(one, template_protocol.DevicesBusy) for one in sent) == 2:
             told.set()
 
-    locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
     a, b, c = (on_gpu("0", "", name) for name in "abc")
+    owners = {a.id: "ann's train.py (pid 7 on gpu-1, started 3 h ago)"}
+    locks = DeviceLocks(asyncio.get_running_loop(), GPUS, owners, patience_s=0.01)
     for one in (a, b, c):
         locks.handle(one, template_protocol.LockDevices(one.id, 7), send)
     await told.wait()
+    held = "held by a:0 (namespace 'ns'), owned by ann's train.py (pid 7 on gpu-1, started 3 h ago), for 0 s"
     assert sent == [
         template_protocol.DevicesLocked(a.id, 7),
-        template_protocol.DevicesBusy(b.id, 7, 0.01, "held by a:0 (namespace 'ns')"),
-        template_protocol.DevicesBusy(c.id, 7, 0.01, "held by a:0 (namespace 'ns'); b:0 (namespace 'ns') came before"),
+        template_protocol.DevicesBusy(b.id, 7, 0.01, held),
+        template_protocol.DevicesBusy(c.id, 7, 0.01, f"{held}; b:0 (namespace 'ns') came before"),
     ]
     locks.worker_ended(a.id)
     locks.handle(b, template_protocol.UnlockDevices(b.id, 7), send)
@@ -130,7 +132,7 @@ async def test_message_to_a_waiter_fits_into_a_packet():
         if isinstance(packet, template_protocol.DevicesBusy):
             told.set_result(packet)
 
-    locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
+    locks = DeviceLocks(asyncio.get_running_loop(), GPUS, {}, patience_s=0.01)
     a, b = (on_gpu("0", "", name * template_protocol.MAX_PACKET) for name in "ab")
     for one in (a, b):
         locks.handle(one, template_protocol.LockDevices(one.id, 7), send)

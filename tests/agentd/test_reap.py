@@ -66,7 +66,7 @@ def test_reap_leaves_a_running_agentd_alone(run_dir):
     done = reap(run_dir)
     held.close()
     assert done.returncode == 78
-    assert "is used by another agentd" in done.stderr
+    assert f"is used by another agentd (pid {os.getpid()})" in done.stderr
 
 
 @pytest.mark.live

@@ -57,9 +57,9 @@ def test_launch_with_one_taken_robot_is_refused_and_names_the_owner():
     lab.now += 12
     text = refused(lab.claim(claims=((OTHER,), (ARM,))))
     assert text.startswith(
-        "Franka 10.0.1.1 is held by group 'arms' of namespace 'other', owned by driver, process 200 "
+        "Franka 10.0.1.1 is held by group 'arms' of namespace 'other', owned by a driver (pid 200 on n1); "
     )
-    assert "on node n1 (10.0.0.2); its worker arms:0 on node n0 (10.0.0.1) has had it for 12 s" in text
+    assert "its worker arms:0 on node n0 (10.0.0.1) has had it for 12 s" in text
     assert "wait_for_hardware" in text
     assert not lab.sent(StartWorkers)
     assert [lease.key for lease in lab.leases()] == [ARM.key]
@@ -69,11 +69,11 @@ def test_launch_with_one_taken_robot_is_refused_and_names_the_owner():
 def test_refusal_describes_remote_worker_and_ended_owners():
     lab = Lab()
     lab.claim()
-    assert "owned by driver, process 100 on a machine without an agentd;" in refused(lab.claim("h", peer="d2"))
+    assert "owned by a driver (pid 100 on a machine without an agentd);" in refused(lab.claim("h", peer="d2"))
     lab.driver("w1", role="worker", worker_id="g-0", host="host-n0", token="token1")
     made = msgspec.structs.replace(specs("inner", [1])[0], claims=(OTHER,))
     assert isinstance(lab.ask("w1", Launch("ns", "inner", "m:C", [made])), Launched)
-    assert "owned by worker g:0, process 100 on node n0" in refused(lab.claim("h", ((OTHER,),), peer="d2"))
+    assert "owned by worker g:0 (pid 100 on n0)" in refused(lab.claim("h", ((OTHER,),), peer="d2"))
     lab.tell("d1", Goodbye("done"))
     assert "whose owner has ended (done)" in refused(lab.claim("h", peer="d2"))
 
@@ -222,7 +222,7 @@ def test_a_restarted_head_learns_of_robots_from_the_agents():
     text = refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
     assert "group 'g' of namespace 'ns', whose owner this head has not heard of since it started" in text
     kit.driver("d1")
-    assert "owned by driver" in refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
+    assert "owned by a driver" in refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
 
 
 def test_second_of_two_groups_that_report_one_robot_is_stopped():

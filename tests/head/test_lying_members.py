@@ -291,7 +291,8 @@ def test_drivers_of_one_key_are_limited(kit):
     for n in range(LIMITS["drivers"].most):
         kit.keyed[f"b{n}"] = kit.keyed["bob"]
         last = kit.ask(f"b{n}", client_hello(f"b{n}", namespace=f"job{n}", host="host-n0", pid=1))
-    assert (last.kind, "driver 'bob' has 1000 driver processes already" in last.text) == ("usage", True)
+    oldest = "driver 'bob', whose oldest is a driver (pid 100 on a machine without an agentd),"
+    assert (last.kind, f"{oldest} has 1000 driver processes already" in last.text) == ("usage", True)
     assert isinstance(kit.driver("ann", namespace="ann"), Welcome)
 
 

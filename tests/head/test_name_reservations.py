@@ -39,7 +39,8 @@ def test_name_is_held_while_a_lost_worker_may_still_run():
     kit = cut_off()
     refused = launch(kit)
     assert refused.kind == "name_in_use"
-    assert "worker g:1 was lost with node n1" in refused.text
+    assert "worker g:1 of the group before, owned by a driver (pid 100 on a machine" in refused.text
+    assert "was lost with node n1" in refused.text
     assert "is held for 59 s at most" in refused.text
     assert kit.launch("h", [0]).group.name == "h", "another name is free"
     alive(kit, HOLD_S - 2)
