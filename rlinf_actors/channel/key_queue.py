@@ -38,6 +38,7 @@ class KeyQueue(msgspec.Struct):
         getters: requests that wait for items.
         dead: undeliverable items, the oldest first.
         count: number of items that were accepted and are neither acknowledged nor undeliverable.
+        nbytes: bytes of these items and of the undeliverable ones.
         out: number of deliveries that are not acknowledged.
     """
 
@@ -46,6 +47,7 @@ class KeyQueue(msgspec.Struct):
     getters: collections.OrderedDict[Ticket, Getter] = msgspec.field(default_factory=collections.OrderedDict)
     dead: list[QueuedItem] = msgspec.field(default_factory=list)
     count: int = 0
+    nbytes: int = 0
     out: int = 0
 
     @property
@@ -92,6 +94,7 @@ def key_figures(key: Hashable, queue: KeyQueue) -> KeyFigures:
         undeliverable=len(queue.dead),
         producers=_who(queue.parked),
         consumers=_who(queue.getters),
+        size=queue.nbytes,
     )
 
 

@@ -245,6 +245,7 @@ class ChannelQueue:
                 queue.count -= len(items)
             for item in items:
                 self.nbytes -= item.nbytes
+                queue.nbytes -= item.nbytes
         commands: list[AnyCommand] = []
         if self._starved and touched:  # only these keys wait for bytes
             for key, queue in list(self._starved.items()):
@@ -339,6 +340,7 @@ class ChannelQueue:
             self._seq += 1
             item.seq = self._seq
             self.nbytes += item.nbytes
+            queue.nbytes += item.nbytes
         queue.count += len(items)
         queue.items.extend(items)
 

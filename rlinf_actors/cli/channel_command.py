@@ -8,9 +8,10 @@ from typing import Any
 import click
 import msgspec
 
-from rlinf_actors.cli.output import json_option, note, show_json, show_table, size
+from rlinf_actors.cli.output import json_option, note, show_json, show_table
 from rlinf_actors.cli.queries import expected, head_option, observing, status_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.model.readable import byte_count
 from rlinf_actors.net import discovery
 from rlinf_actors.wire.client_messages import FiguresRead, ReadFigures, Status
 from rlinf_actors.wire.figure_values import ChannelFigures, FigureQuestion
@@ -51,7 +52,7 @@ def list_channels(job: str, head: str | None, as_json: bool) -> None:
 @head_option
 @json_option
 def show(name: str, job: str, head: str | None, as_json: bool) -> None:
-    """Show a channel: for each host the 32 keys with the most items and waiting requests, and who waits."""
+    """Show a channel: for each host items and bytes of the 32 keys with the most items and requests, and who waits."""
     endpoint, status = status_of(head)
     every = channel_rows(endpoint, status, job)
     rows = [row for row in every if row["name"] == name]
@@ -66,19 +67,20 @@ def show(name: str, job: str, head: str | None, as_json: bool) -> None:
     for row in rows:
         limits = ", ".join(
             [f"at most {row['max_items']} items a key"] * bool(row["max_items"])
-            + [f"at most {size(row['max_bytes'])}"] * bool(row["max_bytes"])
+            + [f"at most {byte_count(row['max_bytes'])}"] * bool(row["max_bytes"])
         )
-        held = f"{row['items']} items, {size(row['size'])} ({limits or 'no limit'})"
+        held = f"{row['items']} items, {byte_count(row['size'])} ({limits or 'no limit'})"
         note(f"{name} of job {row['job']} on {row['host']}: {held}")
         if row["fault"]:
             note(f"its host does not answer: {row['fault']}")
     show_table(
-        ("KEY", "HOST", "ITEMS", "OUT", "PUTS WAIT", "GETS WAIT", "UNDELIVERABLE", "WHO WAITS"),
+        ("KEY", "HOST", "ITEMS", "BYTES", "OUT", "PUTS WAIT", "GETS WAIT", "UNDELIVERABLE", "WHO WAITS"),
         [
             (
                 key["key"],
                 row["host"],
                 key["items"],
+                byte_count(key["size"]) if key["size"] >= 0 else "-",
                 key["out"],
                 key["puts_waiting"],
                 key["gets_waiting"],
@@ -154,7 +156,7 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
         row["job"],
         row["host"],
         row["items"],
-        size(row["size"]),
+        byte_count(row["size"]),
         row["keys"],
         row["out"],
         *waiting,

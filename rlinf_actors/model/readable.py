@@ -14,6 +14,14 @@ def duration(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+def byte_count(count: int) -> str:
+    """Return a number of bytes as text: ``12 B``, ``1.5 KiB``, ``3.0 MiB`` or ``4.2 GiB``."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.1f} {unit}"
+    return f"{count} B"
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Return numbers as text, each once: ``0-3, 7``."""
     parts = []

@@ -91,6 +91,7 @@ class KeyFigures(Value, frozen=True):
         puts_waiting, gets_waiting: requests that wait for room, and for items.
         undeliverable: items that were delivered too often.
         producers, consumers: incarnations of the first MAX_WAITERS processes that wait.
+        size: bytes of the items of this key that the host holds; -1 from a worker that does not say.
     """
 
     key: Name
@@ -101,6 +102,7 @@ class KeyFigures(Value, frozen=True):
     undeliverable: Total = 0
     producers: Few[Name] = []
     consumers: Few[Name] = []
+    size: int = -1
 
 
 class ChannelFigures(Value, frozen=True):

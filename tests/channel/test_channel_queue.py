@@ -76,6 +76,18 @@ def test_figures_count_what_waits_and_what_is_out():
     assert found.size == kit.queue.nbytes > 0
 
 
+def test_bytes_of_a_key_are_counted_until_they_are_acknowledged():
+    kit = Kit()
+    for nbytes in (100, 10, 1):
+        kit.put("a", nbytes=nbytes, key=b"a")
+    kit.put("b", nbytes=7, key=b"b")
+    size = lambda: {one.key: one.size for one in kit.queue.figures().by_key}  # noqa: E731
+    ticket, _ = kit.get(key=b"a")
+    assert size() == {"97": 111, "98": 7}
+    kit.queue.ack(ticket)
+    assert size() == {"97": 11, "98": 7}
+
+
 def test_items_leave_in_the_order_they_came():
     kit = Kit()
     for n in range(3):

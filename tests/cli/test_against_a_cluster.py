@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from terminal import terminal
 
 from rlinf_actors import Channel, Worker
 from rlinf_actors.cli import app
@@ -79,6 +80,38 @@ def test_worker_is_shown_and_killed_and_channels_are_listed(local, capsys):
     (host,) = as_json(capsys, "channel", "list")
     assert (host["name"], host["items"], host["max_items"], host["fault"]) == ("rollouts", 1, 2, "")
     (row,) = as_json(capsys, "channel", "show", "rollouts")
-    assert [(key["key"], key["items"]) for key in row["by_key"]] == [("'k'", 1)]
+    assert [(key["key"], key["items"], key["size"]) for key in row["by_key"]] == [("'k'", 1, row["size"])]
     assert app.run(["channel", "show", "other"]) == 64
     assert app.run(["group", "stop", "pids"]) == 0
+
+
+def test_worker_is_killed_in_a_terminal_after_a_question(local):
+    cluster = local.cluster(namespace="cell")
+    group = Pid.create_group().launch(cluster, name="pids")
+    pids = group.pid().wait()
+    with terminal("worker", "show", "pids:1") as show:
+        assert show.end() == 0
+    assert "pids:1 of job cell" in show.shown
+    assert f"process {pids[1]}" in show.shown
+    for answer, code in (("n\n", 130), ("\x04", 130), ("y\n", 0)):
+        with terminal("worker", "kill", "pids:1") as kill:
+            kill.until("Kill it? [y/N]: ")
+            kill.type(answer)
+            assert kill.end() == code, kill.shown
+        assert ("is dead" in kill.shown) == (code == 0)
+    assert f"pids:1 of job cell: process {pids[1]} on node0" in kill.shown
+
+
+def test_channels_are_shown_in_a_terminal_with_the_bytes_of_each_key(local):
+    local.cluster()
+    channel = Channel.create("rollouts")
+    channel.put(b"x" * 3000, key="k")
+    channel.put(b"x", key="\x1b[2J")
+    with terminal("channel", "list") as every:
+        assert every.end() == 0
+    assert "rollouts" in every.shown
+    with terminal("channel", "show", "rollouts") as one:
+        assert one.end() == 0
+    (row,) = [line for line in one.shown.splitlines() if line.strip().startswith("'k'")]
+    assert "KiB" in row
+    assert "\\x1b[2J" in one.shown
