@@ -58,6 +58,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "cgroup",
         "keep",
         "log_max_mb",
+        "log_keep_days",
+        "log_total_max_gb",
         "profilers",
         "profile_grace_s",
         "users",
@@ -77,7 +79,7 @@ MOST_DRIVERS = 1024  # in one list of drivers, which the head gets (bounds.SomeO
 MOST: Mapping[str, float] = {
     "beat_s": 900, "lease_s": MAX_LEASE_S, "robot_lease_s": MAX_ROBOT_LEASE_S, "head_grace_s": 7 * 86400,
     "probe_timeout_s": 3600, "probe_s": 3600, "unresponsive_s": 86400, "long_call_s": 7 * 86400, "stop_grace_s": 3600,
-    "profile_grace_s": 86400, "log_max_mb": 1e9,
+    "profile_grace_s": 86400, "log_max_mb": 1e9, "log_keep_days": 36500, "log_total_max_gb": 1e9,
 }  # fmt: skip
 """The highest value of each number. A lease that never expires would leave a robot moving without its owner."""
 
@@ -122,6 +124,8 @@ class Config(msgspec.Struct, frozen=True):
     cgroup: str = "auto"  # where workers' cgroups are made: "auto", "off" or a directory of cgroup v2
     keep: bool = True  # True if workers without robots outlive agentd, for the next one, unless agentd was stopped
     log_max_mb: float = 256.0  # MiB at which a worker's log file is rotated (one older part is kept); 0 for never
+    log_keep_days: float = 30.0  # days after which log files of ended workers are removed; 0 for never
+    log_total_max_gb: float = 50.0  # GiB of all log files beyond which the oldest of ended workers go; 0 for no limit
     profilers: tuple[str, ...] = PROFILERS  # programs under which workers may be started: names in PATH, or paths
     profile_grace_s: float = 60.0  # seconds that a profiler has to write its report after its worker's end
     users: Mapping[str, str] = msgspec.field(default_factory=dict)  # user of the workers of each driver's key
@@ -282,7 +286,8 @@ def _checked(config: Config) -> Config:
         require(name, getattr(config, name) <= most, f"at most {most:g}")  # NaN is refused too
     for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s", "probe_s", "long_call_s", "unresponsive_s"):
         require(name, getattr(config, name) > 0, "more than 0")
-    for name in ("head_grace_s", "stop_grace_s", "log_max_mb", "profile_grace_s"):
+    kept = ("log_max_mb", "log_keep_days", "log_total_max_gb")
+    for name in ("head_grace_s", "stop_grace_s", "profile_grace_s", *kept):
         require(name, getattr(config, name) >= 0, "0 or more")
     config_files.check_variables(config.env, "node.env")
     require("lease_s", config.lease_s >= 4 * config.beat_s, f"at least 4 beats of {config.beat_s:g} s")
@@ -385,9 +390,11 @@ def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-RELOADABLE = ("env", "labels", "stop_grace_s", "drivers", "robots", "nested", "strict")
-"""Fields of Config that change without a restart: for new workers, and at the next stop. The next hello, which is sent
-at once, has them."""
+RELOADABLE = (
+    "env", "labels", "stop_grace_s", "drivers", "robots", "nested", "strict", "log_keep_days", "log_total_max_gb",
+)  # fmt: skip
+"""Fields of Config that change without a restart: for new workers, at the next stop, and for log files. The next hello,
+which is sent at once, has them."""
 _OF_NO_EFFECT = ("files",)
 
 

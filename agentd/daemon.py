@@ -363,6 +363,7 @@ class Daemon:
     ) -> Workers:
         from agentd.health import HealthTimes
         from agentd.launch_plan import make_site
+        from agentd.log_retention import Limits
         from agentd.workers import Workers
 
         config = self._config
@@ -389,6 +390,7 @@ class Daemon:
             ordered=ordered,
         )
         workers.admit(launch_rules(config))
+        workers.log_retention.begin(Limits.of(config))
         return workers
 
     def _environment(self) -> dict[str, str]:
@@ -457,7 +459,10 @@ class Daemon:
             log.warning("%s", needed)
         self._config = changes.config
         if self._workers is not None:
+            from agentd.log_retention import Limits
+
             self._workers.admit(launch_rules(self._config))
+            self._workers.log_retention.change(Limits.of(self._config))
         if self._session is not None and self._node_report is not None:
             self._session.describe(self._node_report(self._config), self._config.stop_grace_s)
         log.info("configuration read again; taken over: %s", ", ".join(changes.applied) or "nothing")

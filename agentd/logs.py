@@ -258,15 +258,17 @@ class LogForwarder:
         self._workers[id] = _WorkerLogs(id, name, owner, files, keep)
         self._owners.setdefault(owner, _Owner())
 
+    def paths(self) -> set[str]:
+        """Return the paths of the log files that are read, of living workers and of ended ones."""
+        return {file.path for worker in self._workers.values() for file in worker.files}
+
     def grew(self, ids: list[str]) -> None:
         """Read and send the new output of the workers *ids*, whose log files have grown."""
         self._pending.update(dict.fromkeys(id for id in ids if id in self._workers))
         self._pump()
 
     def lost(self, id: str, text: str) -> None:
-        """Tell the job of worker *id* that the worker's output is lost because of the error *text*. An empty *text*
-        says that output is written again.
-        """
+        """Tell the job of worker *id* that output is lost because of the error *text*; "" if it is written again."""
         self._note(id, f"output is lost: {text}" if text else "output is written again")
 
     def _note(self, id: str, text: str) -> None:

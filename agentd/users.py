@@ -300,6 +300,15 @@ class Users:
         """Return the users as which this agentd has started or taken over workers."""
         return list(self._users.values())
 
+    def with_logs(self) -> list[User]:
+        """Return the users of the configuration that have log files here, perhaps of an earlier agentd."""
+        found = []
+        for name in dict.fromkeys(self._mapping.values()):
+            with contextlib.suppress(ConfigError, OSError):  # a launch says why
+                if not self._is_own(name) and os.path.isdir(os.path.join(self._log_dir, name)):
+                    found.append(self.named(name))
+        return [user for user in found if user is not None]
+
     def close(self) -> None:
         """Remove the run directories of all users, because all workers have ended."""
         if self._users:

@@ -28,6 +28,7 @@ from agentd.figures import FigureCollector
 from agentd.health import HealthMonitor, HealthTimes
 from agentd.launch_plan import LaunchPlan, Site
 from agentd.log_reader import LogReader
+from agentd.log_retention import LogRetention
 from agentd.logs import LogForwarder, Position
 from agentd.run_dir import OrderLedger
 from agentd.starts import Starts
@@ -88,8 +89,7 @@ class Workers:
         self._ledger = ledger or OrderLedger(site.run_dir / "l" if site.keep_s is not None else None)
         self._remembering: dict[str, TemplateProcess] = {}  # templates, by ended workers that the head may not know
         self._lease = (0.0, 0.0)
-        self._closing, self._logs_deaths = False, logs_deaths
-        self._sweeps = 0
+        self._closing, self._logs_deaths, self._sweeps = False, logs_deaths, 0
         self._ended: list[WorkerProcess] = []  # whose sockets are still there
         self._changed = asyncio.Event()
         self._starter = starter or TemplateStarter.of_site(loop, site)
@@ -99,6 +99,7 @@ class Workers:
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent)
         self.log_reader = LogReader(loop, site, self._workers)
+        self.log_retention = LogRetention(loop, site, self._workers, self._logs)
         self.figures = FigureCollector(loop, self._workers, self.questions, site)
         self.traces = TraceFiles(loop, site.run_dir, self._workers, self.questions.traces)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
@@ -171,9 +172,7 @@ class Workers:
         self._logs.credit(chars, owner)
 
     def flush_logs(self, owner: str, wait_s: float) -> None:
-        """Send the unread output of the ending job *owner* for at most *wait_s* seconds. Then report how many lines
-        were not sent.
-        """
+        """Send the unread output of the ending job *owner* in *wait_s* seconds. Report how many lines were not sent."""
         self._logs.flush(owner, wait_s)
 
     def acknowledged(self, ids: Sequence[str]) -> None:
@@ -282,7 +281,8 @@ class Workers:
 
     def _release(self) -> None:
         self._remove_sockets()
-        for closing in (self._starts, self._health, self.questions, self.figures, self._logs, self.log_reader):
+        parts = (self._starts, self._health, self.questions, self.figures, self._logs, self.log_reader)
+        for closing in (*parts, self.log_retention):
             closing.close()
         self._starter.close()
 

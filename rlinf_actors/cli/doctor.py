@@ -30,7 +30,17 @@ import click
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import leftovers
-from rlinf_actors.cli.doctor_checks import FAIL, WARN, Directory, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
+from rlinf_actors.cli.doctor_checks import (
+    FAIL,
+    WARN,
+    Directory,
+    Disk,
+    Finding,
+    KeyOnDisk,
+    MachineFacts,
+    OwnProcess,
+    diagnose,
+)
 from rlinf_actors.cli.output import echo, json_option, note, show_json
 from rlinf_actors.cli.queries import fetch_status
 from rlinf_actors.cli.views import figures_of
@@ -50,6 +60,9 @@ from rlinf_actors.version import VERSION
 
 OF_UNITS = "/run/rlinf-agentd"
 """Directory in which the shipped systemd unit makes a run directory for the agentd of each user."""
+
+LOGS_OF_UNITS = "/var/log/rlinf-agentd"
+"""Directory in which the shipped systemd unit makes a directory of log files for the agentd of each user."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
     heads = standing_heads(settings)
     endpoint = named(head, settings)[0] or (heads[0].ways[0] if len(heads) == 1 else "")
     asked = _ask(endpoint, settings) if endpoint else HeadAnswer()
-    mapping = _of_workers(settings).get("users", {})
+    mapping = _table(settings, "workers").get("users", {})
     users = {str(name): str(user) for name, user in mapping.items()} if isinstance(mapping, dict) else {}
     return MachineFacts(
         user=os.getuid(),
@@ -168,6 +181,7 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
         faults=report.faults,
         stale=stale_run_dirs(parents(settings)),
         processes=processes(),
+        disks=disks(_places_on_disk(settings)),
         stale_cgroups=[cgroup.directories[0] for cgroup in leftovers(cgroups)],
     )
 
@@ -179,6 +193,24 @@ def directory(path: str) -> Directory:
         return Directory(path, error=error.strerror or str(error))
     writable = os.access(path, os.W_OK | os.X_OK)
     return Directory(path, stat.S_IMODE(found.st_mode), found.st_uid, "" if writable else "permission denied")
+
+
+def disks(places: Iterable[str]) -> list[Disk]:
+    """Return the file systems of the directories *places*, each once. A directory that does not exist is left out."""
+    found: dict[int, Disk] = {}
+    for path in places:
+        with contextlib.suppress(OSError):  # not made yet
+            disk, device = os.statvfs(path), os.stat(path).st_dev
+            found.setdefault(device, Disk(path, disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize))
+    return list(found.values())
+
+
+def _places_on_disk(settings: Settings) -> list[str]:
+    """Return where agentds of this machine may keep log files of workers, and where they keep sockets."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    usual = "/var/log/rlinf-actors" if os.getuid() == 0 else os.path.join(state, "rlinf-actors", "logs")
+    logs = settings.log_dir or str(_table(settings, "paths").get("log_dir", usual))
+    return [logs, LOGS_OF_UNITS, OF_UNITS, settings.run_dir or tempfile.gettempdir()]
 
 
 def stale_run_dirs(places: Iterable[str]) -> list[str]:
@@ -332,7 +364,7 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
     If agentds run (*running*), the directories are those of the first agentd. Otherwise they are those that an agentd
     would use if it were started from this shell.
     """
-    wanted = str(_of_workers(settings).get("cgroup", "auto"))
+    wanted = str(_table(settings, "workers").get("cgroup", "auto"))
     try:
         agentd = running[0].pid if running else None
         return find(wanted, pid=agentd if agentd is None else _keeper_of(agentd) or agentd), ""
@@ -340,14 +372,14 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
         return Roots(), str(error)
 
 
-def _of_workers(settings: Settings) -> dict[str, Any]:
-    """Return the table [workers] of agentd's configuration files."""
+def _table(settings: Settings, name: str) -> dict[str, Any]:
+    """Return the table *name*, such as workers, of agentd's configuration files."""
     found: dict[str, Any] = {}
     file = Path(settings.config_file or _CONFIG)
     for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
         # agentd --check-config reports the faults of these files
         with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-            found.update(parse_toml(read_text(path), str(path))["workers"])
+            found.update(parse_toml(read_text(path), str(path))[name])
     return found
 
 

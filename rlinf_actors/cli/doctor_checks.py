@@ -22,6 +22,8 @@ MIN_FILES, GOOD_FILES = 256, 4096
 MAX_RUN_DIR = 60
 """Longest path, in bytes, of the parent of run directories, since a unix socket's path has at most 107 bytes."""
 GOOD_SHM = 1 << 30
+GOOD_DISK = 2 << 30
+"""Free bytes below which the disk of log files or sockets is reported as low."""
 _PACKAGES = {"zmq": "pyzmq"}
 
 
@@ -54,6 +56,15 @@ class Directory:
     mode: int | None = None  # permission bits, None if the directory does not exist
     uid: int = 0  # of its owner
     error: str = ""  # why files cannot be created in it, "" if they can
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file system of a directory in which agentds keep something."""
+
+    path: str
+    total: int  # bytes
+    free: int
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,7 @@ class MachineFacts:
     faults: Sequence[str] = ()  # of the hardware probe
     stale: Sequence[str] = ()  # run directories whose agentd has ended
     processes: Sequence[OwnProcess] = ()
+    disks: Sequence[Disk] = ()  # of log files of workers and of run directories
     stale_cgroups: Sequence[str] = ()  # cgroup directories of workers whose template has ended
 
 
@@ -197,6 +209,20 @@ def shared_memory(machine: MachineFacts) -> list[Finding]:
             Finding("dev_shm", WARN, text, "mount -o remount,size=8G /dev/shm, or docker run --shm-size 8g"),
         ]
     return [*found, Finding("dev_shm", PASS, f"/dev/shm has {mib(free)} free")]
+
+
+def disks(machine: MachineFacts) -> list[Finding]:
+    low = [disk for disk in machine.disks if disk.free < min(GOOD_DISK, disk.total // 4)]
+    text = ", ".join(f"{disk.path} has {mib(disk.free)} free" for disk in machine.disks)
+    return [
+        Finding(
+            "disk",
+            WARN,
+            f"{disk.path} has {mib(disk.free)} of {mib(disk.total)} free: output of workers is lost if its disk fills",
+            "remove files, or lower log_total_max_gb or log_keep_days in [workers] of agentd.toml, and reload agentd",
+        )
+        for disk in low
+    ] or [Finding("disk", PASS, text)] * bool(machine.disks)
 
 
 def limits(machine: MachineFacts) -> list[Finding]:
@@ -361,6 +387,6 @@ def leftovers(machine: MachineFacts) -> list[Finding]:
 
 
 CHECKS: tuple[Callable[[MachineFacts], list[Finding]], ...] = (
-    python, run_directories, shared_memory, limits, cgroups, clock, head, admission, keys, accelerators, running,
+    python, run_directories, shared_memory, disks, limits, cgroups, clock, head, admission, keys, accelerators, running,
     users, leftovers,
 )  # fmt: skip

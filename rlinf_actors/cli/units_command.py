@@ -14,7 +14,7 @@ from rlinf_actors.errors import UsageError
 from rlinf_actors.systemd import unit_files as files
 from rlinf_actors.systemd import unit_removal
 
-_NAMES = (*files.UNITS, *files.DROP_INS)
+_NAMES = (*files.UNITS, *files.DROP_INS, files.TMPFILES)
 
 
 @click.group()
@@ -40,7 +40,8 @@ def print_units(
     """Print units with the paths of this installation.
 
     Units: rlinf-head.service, rlinf-agentd@.service, rlinf-workers@.service, and the drop-ins of the last two,
-    rlinf-agentd@.service.d/hardened.conf and rlinf-workers@.service.d/hardened.conf. Default: all.
+    rlinf-agentd@.service.d/hardened.conf and rlinf-workers@.service.d/hardened.conf; and rlinf-actors.conf for
+    systemd-tmpfiles. Default: all.
 
     With --firewall: a file for `nft -f`, to load on each node. Only the nodes of the running cluster may connect to the
     ports of the head, of workers and of torch (ip_local_port_range of this machine). Name drivers' machines, and nodes
@@ -70,12 +71,12 @@ def print_units(
 @click.option("--force", is_flag=True, help="Overwrite files that were changed by hand.")
 def install(directory: str, hardened: bool, force: bool) -> None:
     """Write the units into a directory, and print the commands that enable the units. A file that was changed by hand
-    is not overwritten without --force.
+    is not overwritten without --force. tmpfiles.d gets a file for the directories of sockets and log files.
 
     A node's key of an earlier version, /etc/rlinf-actors/keys/agent.key, is moved into the directory of the only user
     whose agentd is enabled.
     """
-    names = _NAMES if hardened else files.UNITS
+    names = _NAMES if hardened else (*files.UNITS, files.TMPFILES)
     steps = files.plan(Path(directory), names, force)
     files.carry_out(steps)
     for step in steps:

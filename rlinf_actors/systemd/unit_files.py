@@ -1,4 +1,4 @@
-"""The unit files of this package: filled in for this installation, and installed into a directory.
+"""The unit files of this package, and a file for systemd-tmpfiles: filled in for this installation, and installed.
 
 An installed file begins with a stamp, the hash of its body. So a file of an earlier version is replaced, and a file
 that a person has changed is kept.
@@ -25,10 +25,12 @@ UNITS = (HEAD, AGENTD, WORKERS, ROOT_AGENTD, ROOT_WORKERS)
 HARDENED, HARDENED_WORKERS = f"{AGENTD}.d/hardened.conf", f"{WORKERS}.d/hardened.conf"
 DROP_INS = (HARDENED, HARDENED_WORKERS, f"{ROOT_AGENTD}.d/hardened.conf", f"{ROOT_WORKERS}.d/hardened.conf")
 """The drop-in files, which `rlinf-actors units install` writes only with --hardened."""
+TMPFILES = "rlinf-actors.conf"
+"""The file for systemd-tmpfiles, which goes into another directory than units do (`place`)."""
 DIRECTORY = "/etc/systemd/system"
 KEYS = Path("/etc/rlinf-actors/keys")
 
-_SOURCES = {**{name: name for name in UNITS}, **dict.fromkeys(DROP_INS, "hardened.conf")}
+_SOURCES = {**{name: name for name in (*UNITS, TMPFILES)}, **dict.fromkeys(DROP_INS, "hardened.conf")}
 _STAMP = "# rlinf-actors"
 
 
@@ -76,6 +78,16 @@ def text(name: str, programs: Mapping[str, str] | None = None) -> str:
     return f"{_STAMP} {VERSION} {_hash(body)}\n{body}"
 
 
+def place(directory: Path, name: str) -> Path:
+    """Return the path of the file *name* in an installation whose units are in *directory*. TMPFILES is in the
+    directory that systemd-tmpfiles reads if systemd reads *directory*, such as /etc/tmpfiles.d, else in one below it.
+    """
+    if name != TMPFILES:
+        return directory / name
+    parent = directory.parents[1] if directory.parts[-2:] == ("systemd", "system") else directory
+    return parent / "tmpfiles.d" / name
+
+
 def _hash(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:16]
 
@@ -116,16 +128,19 @@ def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
     """
     steps = []
     for name in names:
-        path, wanted = directory / name, text(name)
+        path, wanted = place(directory, name), text(name)
         try:
             found = path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             steps.append(Step(path, wanted, "written"))
             continue
         if found != wanted and not is_ours(found) and not force:
+            changes = "file of your own in its directory"
+            if name != TMPFILES:
+                changes = f"drop-in (systemctl edit {name.partition('.d/')[0]})"
             raise ConfigError(
                 "was edited, or was not written by rlinf-actors, so it is not replaced. Move the changes into a "
-                f"drop-in (systemctl edit {name.partition('.d/')[0]}), then replace the file with --force",
+                f"{changes}, then replace the file with --force",
                 path=str(path),
             )
         steps.append(Step(path, wanted, "unchanged" if found == wanted else "replaced"))

@@ -59,8 +59,8 @@ def find(directory: Path, force: bool = False, left: Sequence[str] = LEFT) -> Re
     """
     files: list[Path] = []
     kept: list[Path] = []
-    for name in (*unit_files.UNITS, *unit_files.DROP_INS):
-        path = directory / name
+    for name in (*unit_files.UNITS, *unit_files.DROP_INS, unit_files.TMPFILES):
+        path = unit_files.place(directory, name)
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -94,7 +94,7 @@ def carry_out(removal: Removal, directory: Path) -> None:
         _systemctl("disable", "--now", *removal.units)
     for path in removal.files:
         path.unlink(missing_ok=True)  # `systemctl disable` has removed the links
-    for parent in {path.parent for path in removal.files if path.parent != directory}:
+    for parent in {path.parent for path in removal.files if directory in path.parent.parents}:
         with contextlib.suppress(OSError):  # files of other units, or of a person, are in it
             parent.rmdir()
     if live:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -94,7 +95,7 @@ class LogPump:
         self._pipe, self.writer = os.pipe()
         os.set_blocking(self._pipe, False)
         try:
-            self._file = _opened(self.path)
+            self._file = _locked(self.path)
             found = os.fstat(self._file)
             self._size, self.began = found.st_size, (found.st_size, found.st_ino)
             self._inode = found.st_ino
@@ -186,7 +187,7 @@ class LogPump:
         begun = f"{self.path}.new"
         try:
             # before the older file goes: readers know a file by its inode, which the kernel reuses
-            file = _opened(begun)
+            file = _locked(begun)
             try:
                 os.rename(self.path, f"{self.path}.1")
                 os.rename(begun, self.path)
@@ -212,6 +213,14 @@ class LogPump:
                 with contextlib.suppress(OSError):
                     os.close(fd)
         self._pipe = self.writer = self._file = -1
+
+
+def _locked(path: str) -> int:
+    """Open a worker's log file as `_opened` does, with a shared lock: agentd removes no file that a template writes."""
+    file = _opened(path)
+    with contextlib.suppress(OSError):  # a file system without locks; agentd removes nothing there
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return file
 
 
 def _opened(path: str) -> int:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pace
@@ -261,6 +262,23 @@ def test_sighup_reads_the_configuration_again(place, start):
     (place / "agentd.toml").write_text("[nodes]\n")
     head.process.send_signal(signal.SIGHUP)
     assert "the configuration stays as it was" in _lines_until(head.process.stderr, "did you mean 'node'")
+    assert head.stop() == 0
+
+
+def test_sighup_removes_old_log_files_of_ended_workers(place, start):
+    job = place / "log" / "job"
+    job.mkdir(parents=True)
+    for name, age_days in (("g-0.out", 9), ("g-0.err", 40), ("g-1.out", 40), ("g-1.out.times", 40), ("notes", 40)):
+        (job / name).write_text("said\n")
+        os.utime(job / name, (time.time() - age_days * 86400,) * 2)
+    head = start(*HEAD)
+    (place / "agentd.toml").write_text("[workers]\nlog_keep_days = 10\n")
+    head.process.send_signal(signal.SIGHUP)
+    read = _lines_until(head.process.stderr, "removed the log files")
+    assert "taken over: workers.log_keep_days" in read
+    assert "of 1 ended workers" in read
+    assert "older than 10 days (workers.log_keep_days)" in read
+    assert {path.name for path in job.iterdir()} == {"g-0.out", "g-0.err", "notes"}, "one worker's files go together"
     assert head.stop() == 0
 
 

@@ -17,7 +17,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli import app, doctor, doctor_checks
 from rlinf_actors.cli.doctor import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
-from rlinf_actors.cli.doctor_checks import Directory, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
+from rlinf_actors.cli.doctor_checks import Directory, Disk, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
 from rlinf_actors.net.link import Diagnosis
@@ -102,6 +102,11 @@ def test_good_machine_passes_all_checks():
         ({"key_left_s": 86400.0 * 13}, "keys", "warn", "ends in 13 d", "--replace"),
         ({"key_left_s": 86400.0 * 15}, "keys", "pass", "", ""),
         ({"faults": ["NVML: driver mismatch"]}, "accelerators", "warn", "driver mismatch", "hw scan"),
+        (
+            {"disks": [Disk("/var/log/rlinf-agentd", 80 << 30, 1 << 30), Disk("/tmp", 80 << 30, 40 << 30)]},
+            "disk", "warn", "/var/log/rlinf-agentd has 1 GiB of 80 GiB free: output", "lower log_total_max_gb",
+        ),
+        ({"disks": [Disk("/run", 1 << 30, 1 << 29)]}, "disk", "pass", "/run has 512 MiB free", ""),
         ({"stale": ["/tmp/rlinf-a"]}, "leftover_run_dir", "warn", "no agentd uses", "rm -r /tmp/rlinf-a"),
         ({"processes": []}, "processes", "pass", "no worker of this user runs here", ""),
         (
@@ -154,6 +159,12 @@ def test_this_machine_is_inspected(rlinf_leak_check):
     assert machine.memfd == machine.peers == ""
     assert {f.check for f in diagnose(machine)} >= {"python", "run_dir", "open_files", "cgroup", "memory_limit", "head"}
     assert directory("/proc/nowhere").mode is None
+    assert [disk for disk in machine.disks if 0 <= disk.free <= disk.total]
+
+
+def test_each_disk_is_reported_once(tmp_path):
+    (tmp_path / "a").mkdir()
+    assert [disk.path for disk in doctor.disks([f"{tmp_path}/gone", str(tmp_path), f"{tmp_path}/a"])] == [str(tmp_path)]
 
 
 @pytest.mark.live

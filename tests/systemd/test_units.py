@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.systemd import unit_files
 
 ALL = (*unit_files.UNITS, *unit_files.DROP_INS)
+INSTALLED = [*unit_files.UNITS, f"tmpfiles.d/{unit_files.TMPFILES}"]
 PROGRAMS = {"@AGENTD@": "/bin/true", "@RLINF_ACTORS@": "/bin/true"}
 
 
@@ -180,14 +182,15 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_install_lists_written_files_and_next_steps(tmp_path, capsys):
     code, out, err = run(capsys, "install", "--dir", str(tmp_path))
     assert code == 0
-    assert out.splitlines() == [f"written: {tmp_path / name}" for name in unit_files.UNITS]
+    assert out.splitlines() == [f"written: {tmp_path / name}" for name in INSTALLED]
     assert "systemctl daemon-reload" in err
     assert "systemctl enable --now rlinf-agentd@USER" in err
     assert (tmp_path / unit_files.AGENTD).read_text() == unit_files.text(unit_files.AGENTD)
     assert (tmp_path / unit_files.AGENTD).stat().st_mode & 0o777 == 0o644
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(unit_files.UNITS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*unit_files.UNITS, "tmpfiles.d"])
     code, out, _ = run(capsys, "install", "--dir", str(tmp_path), "--hardened")
-    assert out.splitlines()[len(unit_files.UNITS) :] == [f"written: {tmp_path / name}" for name in unit_files.DROP_INS]
+    written = [line for line in out.splitlines() if line.startswith("written: ")]
+    assert written == [f"written: {tmp_path / name}" for name in unit_files.DROP_INS]
     assert [line.split(":")[0] for line in out.splitlines()[:3]] == ["unchanged"] * 3
 
 
@@ -229,7 +232,7 @@ def test_print_fills_in_this_installation(capsys):
     start = next(line for line in out.splitlines() if line.startswith("ExecStart="))
     program = start.removeprefix("ExecStart=").split()[0]
     assert Path(program).is_file()
-    assert run(capsys, "print")[1].count("# --- ") == len(ALL)
+    assert run(capsys, "print")[1].count("# --- ") == len(ALL) + 1
     assert run(capsys, "print", "nonsense.service")[0] == 64
 
 
@@ -265,10 +268,59 @@ def test_uninstall_removes_written_files_and_keeps_changed_ones(tmp_path, capsys
     code, out, err = run(capsys, "uninstall", "--dir", str(tmp_path), "--yes")
     assert code == 0
     assert sorted(out.splitlines()) == sorted(
-        f"removed: {tmp_path / name}" for name in ALL if name != unit_files.HARDENED
+        f"removed: {tmp_path / name}" for name in [*INSTALLED, *unit_files.DROP_INS] if name != unit_files.HARDENED
     )
     assert f"kept, because it was made or changed by hand: {changed}" in err
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["other.service", unit_files.HARDENED]
     assert run(capsys, "uninstall", "--dir", str(tmp_path), "--yes", "--force")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["other.service"]
+
+
+# --- the file for systemd-tmpfiles ---
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ("/etc/systemd/system", "/etc/tmpfiles.d/rlinf-actors.conf"),
+        ("/run/systemd/system", "/run/tmpfiles.d/rlinf-actors.conf"),
+        ("/build/usr/lib/systemd/system", "/build/usr/lib/tmpfiles.d/rlinf-actors.conf"),
+        ("/home/me/units", "/home/me/units/tmpfiles.d/rlinf-actors.conf"),
+    ],
+)
+def test_tmpfiles_are_where_systemd_tmpfiles_looks(units, expected):
+    assert str(unit_files.place(Path(units), unit_files.TMPFILES)) == expected
+
+
+def test_directories_of_the_units_are_in_the_tmpfiles():
+    said = {line.split()[1] for line in unit_files.text(unit_files.TMPFILES).splitlines() if line.startswith("d ")}
+    for name in (unit_files.AGENTD, unit_files.WORKERS):
+        keys = service(name)
+        made = [f"/run/{keys['RuntimeDirectory'][0]}", *(f"/var/log/{path}" for path in keys.get("LogsDirectory", []))]
+        assert {str(Path(path).parent) for path in made} <= said
+
+
+def test_systemd_tmpfiles_makes_the_directories_and_spares_run_directories(tmp_path):
+    tool = shutil.which("systemd-tmpfiles")
+    if tool is None:
+        pytest.skip("systemd-tmpfiles is not installed")
+    file = tmp_path / "etc/tmpfiles.d" / unit_files.TMPFILES
+    file.parent.mkdir(parents=True)
+    ages = "q /tmp 1777 root root 1s\n"  # as the file of systemd itself, which says 10d
+    file.write_text(unit_files.text(unit_files.TMPFILES) + ages)
+    old = [tmp_path / "tmp" / name for name in ("rlinf-actors-1000/lock", "rlinf-x/lock", "other/lock")]
+    for path in old:
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (1, 1))
+        os.utime(path.parent, (1, 1))
+    # by the times of last changes: nothing can set those of the inodes
+    file.write_text(file.read_text().replace(" 1s\n", " m:1s\n"))
+    command = [tool, f"--root={tmp_path}", "--create", "--clean", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S)
+    if "--root" in done.stderr or "Invalid age" in done.stderr:
+        pytest.skip(f"this systemd-tmpfiles is too old: {done.stderr}")
+    assert (tmp_path / "var/log/rlinf-agentd").is_dir(), done.stderr
+    assert (tmp_path / "run/rlinf-workers").is_dir()
+    assert [path.exists() for path in old] == [True, True, False], done.stderr
