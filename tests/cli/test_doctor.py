@@ -104,7 +104,7 @@ def test_good_machine_passes_all_checks():
         ({"faults": ["NVML: driver mismatch"]}, "accelerators", "warn", "driver mismatch", "hw scan"),
         (
             {"disks": [Disk("/var/log/rlinf-agentd", 80 << 30, 1 << 30), Disk("/tmp", 80 << 30, 40 << 30)]},
-            "disk", "warn", "/var/log/rlinf-agentd has 1 GiB of 80 GiB free: output", "lower log_total_max_gb",
+            "disk", "warn", "/var/log/rlinf-agentd has 1.0 GiB of 80.0 GiB free: output", "lower log_total_max_gb",
         ),
         ({"disks": [Disk("/run", 1 << 30, 1 << 29)]}, "disk", "pass", "/run has 512 MiB free", ""),
         ({"stale": ["/tmp/rlinf-a"]}, "leftover_run_dir", "warn", "no agentd uses", "rm -r /tmp/rlinf-a"),
