@@ -143,7 +143,7 @@ def page() -> str:
         rows: dict[type, list[str]] = {}
         for one in found:
             if one.owner not in shown:
-                rows.setdefault(one.owner, []).append(f"{one.name}{one.place}: {one.title}")
+                rows.setdefault(one.owner, []).append(f"`{one.name}{one.place}`: {one.title}")
         lines += [f"| {owner.__name__} | {', '.join(texts)} |" for owner, texts in rows.items()]
         shown |= set(rows)
     return "\n".join(lines) + "\n"
