@@ -245,7 +245,8 @@ class WrongServerError(AuthenticationError):
     """
 
 
-NotTheHeadError = WrongServerError  # the former name
+NotTheHeadError = WrongServerError
+"""The former name of `WrongServerError`."""
 
 
 class ProtocolMismatchError(RlinfActorsError):

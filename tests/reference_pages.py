@@ -58,14 +58,13 @@ def api() -> str:
     lines = [
         "# API", "", NOTE, "",
         "The names of `rlinf_actors`, with the first paragraph of each docstring. `help(name)` shows all of it.",
-        "Errors have a [page of their own](errors.md).", "",
+        "[Errors](errors.md) says when each error is raised, and what to do. `__version__` is the release.", "",
     ]  # fmt: skip
-    for name in sorted(rlinf_actors.__all__):
+    for name in sorted({*rlinf_actors.__all__} - {"__version__"}):
         thing = getattr(rlinf_actors, name)
-        if inspect.isclass(thing) and issubclass(thing, Exception):
-            continue
-        lines += [f"## {name}", "", summary(thing), ""]
-        if inspect.isclass(thing):
+        former = inspect.isclass(thing) and thing.__name__ != name
+        lines += [f"## {name}", "", f"The former name of `{thing.__name__}`." if former else summary(thing), ""]
+        if inspect.isclass(thing) and not issubclass(thing, Exception):
             rows = sorted(members(thing))
             lines += [f"* `{head}`{': ' if text else ''}{text}" for head, text in rows]
             lines += [""] * bool(rows)

@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 from serve_kit import HOSTILE, TOKEN, board, figures, server, status
 
 from rlinf_actors.serve.sample import Board, Sample
+from tests.browser import chromium, needs_chromium
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pictures"
 
-playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 def next_sample(found: Board, at: float, done: int, hostile: str = HOSTILE) -> None:
@@ -37,8 +28,7 @@ async def test_page_in_a_browser():
     found, faults = board(), []
     for number in range(20):
         next_sample(found, 115.0 + 5 * number, 40 + 10 * (number % 7) + 10 * number)
-    async with server(found) as served, playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    async with server(found) as served, chromium() as browser:
         page = await browser.new_page(viewport={"width": 1280, "height": 860})
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda message: message.type == "error" and faults.append(message.text))
@@ -79,7 +69,6 @@ async def test_page_in_a_browser():
             assert (sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(","))) < 200) is (scheme == "dark")
             await small.close()
         served.app.close()
-        await browser.close()
     assert faults == []
 
 
@@ -92,8 +81,7 @@ async def test_pictures_of_the_docs():
         next_sample(found, 115.0 + 5 * number, 30 + 10 * (number % 9) + 8 * number, "collect")
     found.sample.status.stopped.clear()
     found.sample.status.trouble.clear()
-    async with server(found) as served, playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    async with server(found) as served, chromium() as browser:
         for name, path, scheme, width in (
             ("overview", "", "light", 1280),
             ("overview-dark", "", "dark", 1280),
@@ -106,4 +94,3 @@ async def test_pictures_of_the_docs():
             await asyncio.wait_for(page.screenshot(path=PICTURES / f"{name}.png", full_page=name != "phone"), 20)
             await context.close()
         served.app.close()
-        await browser.close()

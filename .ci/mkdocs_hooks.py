@@ -1,0 +1,72 @@
+"""What mkdocs.yml cannot say: the order of pages, files of the project that pages link to, and the API.
+
+The pages are written for a reader of the repository. Here a link out of docs/ leads to a copy of that file on the site,
+below project/, and each heading of docs/reference/api.md gets the whole docstrings of its name.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = ("*.md", "LICENSE", "tests/README.md", "examples/**/*")
+"""Files that pages may link to, beside those of docs/."""
+_LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
+_copies: dict[str, str] = {}
+"""The place on the site of each file of PROJECT."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Make the navigation from docs/index.md: a tab for each line in bold, with the pages that are linked below it."""
+    tab, tabs = "Overview", {"Overview": ["index.md"]}
+    index = Path(config.docs_dir, "index.md").read_text()
+    for bold, link in re.findall(r"^\*\*(.+?)\*\*|\]\(([^)\s#]+\.md)\)", index, re.MULTILINE):
+        if bold:
+            tab = bold
+        elif link.startswith("../"):
+            tabs["Overview"].append(f"project/{link.removeprefix('../')}")
+        elif "/" in link:
+            tabs.setdefault(tab, []).append(link)
+        else:
+            tabs["Overview"].append(link)
+    config.nav = [{name: pages} for name, pages in tabs.items()]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files of PROJECT: pages as they are, other files as pages with their text."""
+    for path in sorted(path for pattern in PROJECT for path in ROOT.glob(pattern) if path.is_file()):
+        name = path.relative_to(ROOT).as_posix()
+        if "__pycache__" in name:
+            continue
+        text, place = path.read_text(), f"project/{name}"
+        if path.suffix != ".md":
+            place += ".md"
+            text = f"# {name}\n\n~~~~{path.suffix[1:] or 'text'}\n{text}\n~~~~\n"
+        _copies[name] = place
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links between docs/ and the rest of the project into links of the site, and write the API."""
+    here = page.file.src_uri
+    original = here.removeprefix("project/") if here.startswith("project/") else f"docs/{here}"
+
+    def on_site(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(original), link[1]))
+        place = _copies.get(target, target.removeprefix("docs/"))
+        return f"]({posixpath.relpath(place, posixpath.dirname(here))}{link[2] or ''})"
+
+    if original.endswith(".md"):
+        markdown = _LINK.sub(on_site, markdown)
+    if here == "reference/api.md":
+        entry = re.compile(r"^## (\w+)\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+        markdown = entry.sub(r"## \1\n\n::: rlinf_actors.\1\n\n", markdown)
+    return markdown
