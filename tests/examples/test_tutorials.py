@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import pytest
 
 from rlinf_actors.testing import LocalCluster
 
-TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorial"
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = ROOT / "docs" / "tutorial"
+EXAMPLES = ROOT / "examples"
 
 pytestmark = pytest.mark.live
 
@@ -50,6 +53,46 @@ def test_first_program_prints_what_its_page_shows(tmp_path):
 def test_first_program_in_asyncio(tmp_path):
     out = run(program("first-program.md", "first_async.py", tmp_path))
     assert out == "['hello from rank 0', 'hello from rank 1']\n"
+
+
+# --- Train a policy ---
+
+_OWN = re.compile(r"rollout:\d|process \d+|return +[\d.]+|in [\d.]+ s")
+"""What another run may print otherwise. Returns depend on the processor."""
+
+
+def screens(page: str) -> list[str]:
+    """The ```text blocks of a page."""
+    return re.findall(r"^```text\n(.*?)^```$", (TUTORIALS / page).read_text(), re.M | re.S)
+
+
+def changed(text: str, diff: str) -> str:
+    """Apply the hunks of a ```diff block, which @@ separates."""
+    for hunk in diff.split("@@\n"):
+        old, new = ("".join(line[1:] for line in hunk.splitlines(True) if line[0] in kinds) for kinds in (" -", " +"))
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_steps_of_train_a_policy_print_what_the_page_shows(tmp_path):
+    page = "train-a-policy.md"
+    shutil.copy(EXAMPLES / "cartpole" / "cartpole.py", tmp_path)
+    first, killed, finished = screens(page)
+    alone = run(program(page, "step1.py", tmp_path))
+    assert _OWN.sub("N", alone) == _OWN.sub("N", first)
+    assert run(program(page, "step2.py", tmp_path)) == alone
+    step3 = program(page, "step3.py", tmp_path)
+    assert run(step3) == alone
+    [diff] = re.findall(r"^```diff\n(.*?)^```$", (TUTORIALS / page).read_text(), re.M | re.S)
+    step4 = tmp_path / "step4.py"
+    step4.write_text(changed(step3.read_text(), diff))
+    out = run(step4)
+    assert _OWN.sub("N", out) == _OWN.sub("N", killed)
+    assert [line for line in out.splitlines(True) if line.startswith("round")] == alone.splitlines(True)
+    out = run(EXAMPLES / "cartpole" / "train.py", "--nodes", "2", "--rounds", "8")
+    assert _OWN.sub("N", out) == _OWN.sub("N", finished)
+    assert re.findall(r"return +(\S+)", out)[:6] == re.findall(r"return +(\S+)", alone)
 
 
 def test_two_nodes_play(tmp_path):

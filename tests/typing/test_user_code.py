@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -84,6 +84,7 @@ PAGES = {
         """,
     "first-program.md": "",
     "robot-cell.md": "",
+    "train-a-policy.md": "",
     "robot-safety.md": """
         import ctypes, subprocess
         from typing import Any
@@ -203,9 +204,10 @@ def blocks() -> dict[str, str]:
 
 
 BLOCKS = blocks()
+_TIMES = Counter(path.name for path in EXAMPLES)
 NAMES = [
     *(path.name for path in USER_CODE),
-    *(path.name if path.parent.name == "examples" else f"{path.parent.name}_{path.name}" for path in EXAMPLES),
+    *(path.name if _TIMES[path.name] == 1 else f"{path.parent.name}_{path.name}" for path in EXAMPLES),
     *BLOCKS,
 ]
 

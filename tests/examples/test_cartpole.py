@@ -1,0 +1,100 @@
+"""The example cartpole: its policy learns, a killed worker changes no return, and its chart fits its terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
+
+import pace
+import pytest
+
+CARTPOLE = Path(__file__).resolve().parents[2] / "examples" / "cartpole"
+
+
+def run(*arguments: str) -> str:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RLINF_HEAD")}
+    done = subprocess.run(
+        [sys.executable, str(CARTPOLE / "train.py"), *arguments], env=clean, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+ALONE = """
+import numpy as np
+from cartpole import improved, play
+weights = np.zeros(4)
+for round in range(18):
+    batches = [play(weights, (round, seed)) for seed in range(12)]
+    weights = improved(weights, batches)
+    print(f"{np.mean([batch.returns for batch in batches]):.1f}")
+"""
+"""The training in one process."""
+
+
+@pytest.mark.live
+def test_the_return_rises_and_a_killed_worker_does_not_change_it():
+    out = run()
+    assert re.search(r"^rollout:\d was killed by signal 9; rollout:\d played its batch$", out, re.M)
+    assert re.search(r"^rollout:\d is back as process \d+, and has the newest weights$", out, re.M)
+    alone = subprocess.run([sys.executable, "-c", ALONE], cwd=CARTPOLE, capture_output=True, text=True, check=True)
+    means = re.findall(r"^round .*: mean return +(\S+)$", out, re.M)
+    assert means == alone.stdout.split()
+    assert float(means[0]) < 50
+    assert float(means[-1]) > 150
+
+
+@pytest.mark.live
+def test_no_worker_is_killed_if_so_asked():
+    assert "killed" not in run("--no-kill", "--rounds", "2")
+
+
+@pytest.mark.live
+def test_one_worker_alone_is_refused():
+    with pytest.raises(AssertionError, match="--workers must be at least 2"):
+        run("--workers", "1")
+
+
+SHOW = "from screen import Screen; s = Screen(6, 500); s.note('begun'); s.show(250); s.show(500); s.note('ended')"
+
+
+def shown(rows: int, columns: int, **env: str) -> str:
+    """Return what a small program with a Screen writes to a terminal of that size."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    clean = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOW], cwd=CARTPOLE, stdin=theirs, stdout=theirs,
+        env={**clean, "TERM": "xterm", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", **env},
+    ):  # fmt: skip
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                written += os.read(ours, 65536)
+            except OSError:  # the program has ended
+                break
+    os.close(ours)
+    return written.decode().replace("\r", "")
+
+
+def test_the_chart_grows_in_place():
+    last = shown(40, 100).rpartition("F\x1b[2K")[2].replace("\x1b[2K", "").splitlines()
+    assert last[0] == "  500 ┤   ██ "
+    assert last[9] == "   50 ┤██ ██ "
+    assert last[11:] == ["       round  2: mean return 500.0", "begun", "ended"]
+
+
+@pytest.mark.parametrize(("rows", "columns", "term"), [(40, 20, "xterm"), (10, 100, "xterm"), (40, 100, "dumb")])
+def test_a_terminal_without_room_or_cursor_gets_lines(rows, columns, term):
+    assert shown(rows, columns, TERM=term).splitlines() == [
+        "begun", "round  1: mean return 250.0", "round  2: mean return 500.0", "ended",
+    ]  # fmt: skip
