@@ -35,7 +35,7 @@ class Rollout(Worker):
         return os.getpid()
 
     def play(self, round: int, seeds: Channel, batches: Channel, fatal: int) -> None:
-        """Play a batch for each seed, until the round is over. The worker that takes *fatal* first sends itself SIGKILL."""
+        """Play a batch for each seed, until the round is over. The first worker that takes *fatal* kills itself."""
         while True:
             take = seeds.take(round)
             with take as seed:  # until the block ends, the channel gives the seed to another worker if this one dies
