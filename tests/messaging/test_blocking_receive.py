@@ -109,12 +109,21 @@ async def test_an_interrupted_receive_takes_no_later_message(pair, monkeypatch):
     assert await receive(b) == 9
 
 
-async def test_a_receive_fails_when_its_sender_is_gone_and_gets_what_came_before(pair):
+async def test_a_receive_fails_when_its_sender_is_gone_and_gets_what_came_before(pair, monkeypatch):
     a, b = pair
     await a.send("b:0", 10)
     await settle()
+    post, posted = b.messenger._post_receive, asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+
+    def posts(*args):
+        post(*args)
+        loop.call_soon_threadsafe(posted.release)
+
+    monkeypatch.setattr(b.messenger, "_post_receive", posts)
     receiving = [asyncio.ensure_future(receive(b)) for _ in range(2)]
-    await settle()
+    for _ in receiving:
+        await posted.acquire()
     a.world.die(a)
     outcomes = await asyncio.gather(*receiving, return_exceptions=True)
     assert 10 in outcomes
