@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
+import threading
 from pathlib import Path
 
 from rlinf_actors import Worker
@@ -51,7 +53,29 @@ def _mechanism(host: str, port: int) -> str:
         return said[12:32].rstrip(b"\0").decode()
 
 
+class Refusals(logging.Filter):
+    """Sets `logged` when this process logs that it refused a connection. A filter: with a handler of the program's own,
+    Python would not print warnings to stderr any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged = threading.Event()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "refused a connection" in record.getMessage():
+            self.logged.set()
+        return True
+
+
 class Carrier(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals = Refusals()
+        logging.getLogger("rlinf_actors.worker.joining").addFilter(self.refusals)
+
+    def wait_for_refusal(self) -> bool:
+        return self.refusals.logged.wait(20)
+
     def echo(self, text: str) -> str:
         self.log_info(f"log line: {text}")
         print(f"output: {text}", flush=True)

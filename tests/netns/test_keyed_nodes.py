@@ -62,6 +62,7 @@ DRIVER = f"""
             with contextlib.suppress(ConnectionError):
                 while stranger.recv(64):
                     pass
+        assert group.execute_on(1).wait_for_refusal().wait(30) == [True]
         group.shutdown()
     print("RESULT " + json.dumps(result))
 """
