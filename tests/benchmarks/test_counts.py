@@ -46,7 +46,7 @@ def test_an_operation_costs_no_more_wake_ups_and_system_calls(
     monkeypatch.setenv(LOCAL_LINK, link)
     most = MOST[link]
     root, file = Path(__file__).resolve().parents[2], tmp_path / "counts.json"
-    command = [sys.executable, "-m", "benchmarks.counts", "--count", "150", "--json", str(file)]
+    command = [sys.executable, "-m", "benchmarks.counts", "--count", "50", "--json", str(file)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = {
