@@ -132,7 +132,7 @@ class Sweep:
         stat = procfs.stat(pid)
         if stat is None:
             return
-        if stat.state in "ZX":
+        if stat.ended:
             if (pid in self._killed or self._named(stat)) and stat.parent == os.getpid():
                 self._reap(pid)  # its parent lived when it died, and has ended since
         elif self._ours(stat):
@@ -155,7 +155,7 @@ class Sweep:
         if procfs.in_exec(pid):
             return True
         stat = procfs.stat(pid)
-        return stat is not None and stat.state not in "ZX" and (self._ours(stat) or procfs.in_exec(pid))
+        return stat is not None and not stat.ended and (self._ours(stat) or procfs.in_exec(pid))
 
     def _ours(self, stat: procfs.Stat) -> bool:
         return (

@@ -126,7 +126,7 @@ class WorkerProcess(msgspec.Struct):
         """
         ended = self.ended
         stat = procfs.stat(self.pid)
-        return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
+        return stat.started if stat is not None and (not ended or stat.ended) else 0
 
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
         """Send the worker SIGTERM, and SIGKILL after *grace_s* seconds. *reason* is for people; it is "" if the

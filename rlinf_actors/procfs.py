@@ -212,11 +212,12 @@ class Stat(NamedTuple):
 
     Attributes:
         pid: pid of the process.
-        state: one letter, such as "R" (running) or "Z" (zombie).
+        state: one letter, such as "R" (running) or "Z" (zombie): the state of its main thread.
         parent: pid of its parent.
         group: its process group.
         session: its session.
         started: when it started, in clock ticks since boot. pid and start together identify a process.
+        threads: number of its threads, including a main thread that has ended before the others.
         status: exit status of a zombie as waitpid() gives it; 0 for a process of another user.
     """
 
@@ -225,8 +226,17 @@ class Stat(NamedTuple):
     parent: int
     group: int
     session: int
+    threads: int
     started: int
     status: int
+
+    @property
+    def ended(self) -> bool:
+        """True if all threads of the process have ended, so that its parent can reap it.
+
+        The state alone does not say that: the main thread of a process may be a zombie while other threads run.
+        """
+        return self.state in "ZX" and self.threads <= 1
 
 
 def stat(pid: int) -> Stat | None:
@@ -245,7 +255,17 @@ def stat_of(pid: int) -> Stat:
     """
     text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
-    return Stat(pid, fields[0].decode(), *(int(fields[n]) for n in (1, 2, 3, 19, 49)))
+    return Stat(pid, fields[0].decode(), *(int(fields[n]) for n in (1, 2, 3, 17, 19, 49)))
+
+
+def thread_states(pid: int) -> str:
+    """Return the states of the threads of the process *pid*, one letter each; "" if the process has been reaped."""
+    found = ""
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            text = text_of(f"/proc/{pid}/task/{task}/stat")
+            found += text[text.rfind(")") + 2 :][:1]
+    return found
 
 
 def pidfd_of(pid: int) -> int:
@@ -272,7 +292,7 @@ def open_pidfd(pid: int, started: int) -> int:
     same = False
     try:
         found = stat_of(pid)
-        if found.started != started or found.state in "ZX":
+        if found.started != started or found.ended:
             return -1
         pidfd = pidfd_of(pid)
         try:
@@ -336,7 +356,7 @@ def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None]
         started: when it started, in clock ticks since boot.
     """
     found = stat(pid)
-    if found is not None and found.started == started and found.state in "ZX":
+    if found is not None and found.started == started and found.ended:
         status = found.status
     else:
         info = bytearray(_PIDFD_INFO.size)

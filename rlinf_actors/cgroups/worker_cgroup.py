@@ -221,7 +221,7 @@ def _is_gone(name: str) -> bool:
     except ValueError:
         return False
     now = procfs.stat(pid)
-    return namespace == _pid_namespace() and (now is None or now.started != started or now.state in "ZX")
+    return namespace == _pid_namespace() and (now is None or now.started != started or now.ended)
 
 
 def _write(path: str, text: str) -> None:

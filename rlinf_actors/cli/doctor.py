@@ -262,7 +262,7 @@ def processes() -> list[OwnProcess]:
     """
     marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
     marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
-    stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and at.state not in "ZX"}
+    stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and not at.ended}
     templates = {pid for pid in stats if not marks[pid].strip("-")}
     found = []
     for pid in sorted(stats):

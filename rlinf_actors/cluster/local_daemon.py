@@ -45,7 +45,7 @@ def processes_with(name: str, value: str) -> list[int]:
         with contextlib.suppress(OSError):
             if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 state = procfs.stat(pid)
-                if state is not None and state.state not in "ZX":
+                if state is not None and not state.ended:
                     found.append(pid)
     return found
 

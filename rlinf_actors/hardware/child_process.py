@@ -202,7 +202,7 @@ def _kill_session(leader: int) -> None:
     """
     for pid in procfs.pids():
         stat = procfs.stat(pid)
-        if stat is not None and stat.session == leader and stat.state not in "ZX":
+        if stat is not None and stat.session == leader and not stat.ended:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -31,7 +31,7 @@ def pid_start(pid: int) -> int:
     Pids are reused, so only pid and start time together identify a process.
     """
     found = procfs.stat(pid)
-    return 0 if found is None or found.state == "Z" else found.started
+    return 0 if found is None or found.ended else found.started
 
 
 def route_ip(host: str) -> str:

@@ -440,7 +440,7 @@ class ForkedWorkers:
                 if pid in self._pids:
                     continue
                 stat = procfs.stat(pid)
-                if stat is None or stat.state in "ZX":
+                if stat is None or stat.ended:
                     with contextlib.suppress(ChildProcessError):
                         again |= os.waitpid(pid, os.WNOHANG)[0] != 0  # its own children become ours only now
                     continue

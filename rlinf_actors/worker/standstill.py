@@ -157,7 +157,7 @@ class Descendants:
         Return "", or the reason why the process cannot be exempted.
         """
         found = procfs.stat(pid)
-        if found is None or found.state in "ZX":
+        if found is None or found.ended:
             return "there is no such process"
         if not self._is_below(pid):  # it would be killed after on_lease_lost
             return "this worker did not start it"
@@ -206,7 +206,7 @@ class Descendants:
                 continue
             seen.add(pid)
             waiting += procfs.children(pid)
-            if found.state not in "ZX":
+            if not found.ended:
                 yield found
 
     def _is_below(self, pid: int) -> bool:
@@ -226,8 +226,9 @@ class Descendants:
 
 
 def _runs(pid: int, started: int) -> bool:
+    states = procfs.thread_states(pid)  # a thread on another core goes on after the main thread has stopped or ended
     found = procfs.stat(pid)
-    return found is not None and found.started == started and found.state not in "TtZX"
+    return found is not None and found.started == started and not set(states) <= set("TtZX")
 
 
 def _stop(pid: int) -> bool:

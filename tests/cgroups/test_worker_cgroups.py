@@ -70,7 +70,7 @@ async def hidden(reports, word="hidden"):
 
 def alive(pid):
     stat = procfs.stat(pid)
-    return stat is not None and stat.state not in "ZX"
+    return stat is not None and not stat.ended
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])

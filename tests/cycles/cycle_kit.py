@@ -74,7 +74,7 @@ def held(name: str, pid: int) -> Held:
         except FileNotFoundError:  # the descriptor of the listing itself
             continue
     found = [(child, stat) for child in procfs.children(pid) if (stat := procfs.stat(child))]
-    children = ["a zombie" if stat.state in "ZX" else _command(child) for child, stat in found]
+    children = ["a zombie" if stat.ended else _command(child) for child, stat in found]
     resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
     private = (resident - shared) * os.sysconf("SC_PAGE_SIZE") // 1024
     return Held(name, tuple(sorted(fds)), len(os.listdir(f"/proc/{pid}/task")), tuple(sorted(children)), private)
@@ -83,7 +83,7 @@ def held(name: str, pid: int) -> Held:
 def alive(pid: int) -> bool:
     """True if the process runs."""
     found = procfs.stat(pid)
-    return found is not None and found.state not in "ZX"
+    return found is not None and not found.ended
 
 
 def template_of(agent: int) -> int:

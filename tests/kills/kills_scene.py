@@ -159,7 +159,7 @@ class Scene:
 
 def victims_of(*pids: int) -> list[int]:
     """The victims that run."""
-    return [pid for pid in pids if (stat := procfs.stat(pid)) is not None and stat.state not in "ZX"]
+    return [pid for pid in pids if (stat := procfs.stat(pid)) is not None and not stat.ended]
 
 
 def expected(rank: int, victims: Sequence[str]) -> set[str]:

@@ -33,7 +33,7 @@ def wait_for_end(pidfd: int, timeout: float = 60.0) -> None:
 def running(pid: int) -> bool:
     """Whether a process exists and has not ended (an orphan that nobody reaps is a zombie for ever)."""
     found = procfs.stat(pid)
-    return found is not None and found.state not in "ZX"
+    return found is not None and not found.ended
 
 
 def agentd_of(worker: int) -> int:

@@ -3,6 +3,7 @@
 import math
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -115,6 +116,32 @@ def test_orphan_in_an_exec_may_belong_to_an_ended_worker(monkeypatch):
         second = forked._sweep()
         process.kill()
     assert (first, second) == (({of_one.id}, True), {of_one.id})
+
+
+OUTLIVED = """
+import ctypes, platform, sys, threading
+libc = ctypes.CDLL(None)
+threading.Thread(target=libc.pause).start()
+print("started", flush=True)
+libc.syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(), of this thread alone
+"""
+"""A program whose main thread ends before another thread."""
+
+
+def test_orphan_whose_main_thread_has_ended_is_killed():
+    forked = ForkedWorkers(None, None)
+    ended = SimpleNamespace(id=f"ended-{os.getpid()}", status=object())
+    forked._workers, forked._ending = {ended.id: ended}, [ended]
+    with subprocess.Popen([sys.executable, "-c", OUTLIVED], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"started\n"
+            while procfs.stat(process.pid).state != "Z":
+                os.sched_yield()
+            assert not procfs.stat(process.pid).ended
+            assert forked._sweep() == {ended.id}
+            assert process.wait(30) == -signal.SIGKILL
+        finally:
+            process.kill()
 
 
 TOLD = """
