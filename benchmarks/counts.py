@@ -2,8 +2,8 @@
 
 Seconds drift with the machine and its load. These counts drift less: system calls (by strace), wake-ups of threads
 (voluntary context switches) and the CPU time of each thread (by /proc). Wake-ups and CPU time are counted without
-strace, which makes every system call slower. Each operation runs N times in each of ROUNDS rounds, and the round with the
-fewest counts: heartbeats and threads that are late on a busy machine only add to them.
+strace, which makes every system call slower. Each operation runs N times in each of ROUNDS rounds. The fewest of a
+round are shown: heartbeats, and threads that are late on a busy machine, only add to them.
 
 * wait, await, await_uvloop: a call of an empty method of one worker
 * fan_out: such a call of 8 workers, by wait()
