@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 # no import of a package: interpreters without msgspec run this too
 WORKER_MARK = "RLINF_ACTORS_WORKER"
-"""The worker mark: an environment variable set to the worker's id, so that /proc shows which processes a worker
-started."""
+"""The worker mark: an environment variable with the worker's id, by which /proc shows the processes of a worker."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
@@ -30,7 +29,7 @@ _RLIMIT_LOCKS = 10
 _BRAND_BITS, _MIN_BRAND_BITS = 62, 40
 
 _PIDFD_INFO = struct.Struct("=Q52xi")
-"""The mask and the exit status in struct pidfd_info."""
+"""Mask and exit status in struct pidfd_info."""
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _DEEPEST = 1000
@@ -212,7 +211,7 @@ class Stat(NamedTuple):
 
     Attributes:
         pid: pid of the process.
-        state: one letter, such as "R" (running) or "Z" (zombie): the state of its main thread.
+        state: of its main thread: one letter, such as "R" (running) or "Z" (zombie).
         parent: pid of its parent.
         group: its process group.
         session: its session.
@@ -232,10 +231,7 @@ class Stat(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """True if all threads of the process have ended, so that its parent can reap it.
-
-        The state alone does not say that: the main thread of a process may be a zombie while other threads run.
-        """
+        """True if all threads have ended. A main thread may be a zombie while other threads of its process run."""
         return self.state in "ZX" and self.threads <= 1
 
 
@@ -256,16 +252,6 @@ def stat_of(pid: int) -> Stat:
     text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
     return Stat(pid, fields[0].decode(), *(int(fields[n]) for n in (1, 2, 3, 17, 19, 49)))
-
-
-def thread_states(pid: int) -> str:
-    """Return the states of the threads of the process *pid*, one letter each; "" if the process has been reaped."""
-    found = ""
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            text = text_of(f"/proc/{pid}/task/{task}/stat")
-            found += text[text.rfind(")") + 2 :][:1]
-    return found
 
 
 def pidfd_of(pid: int) -> int:

@@ -13,6 +13,7 @@ of connections and pipes, and cannot leave the process tree in which the next se
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
 import os
 import platform
@@ -226,9 +227,19 @@ class Descendants:
 
 
 def _runs(pid: int, started: int) -> bool:
-    states = procfs.thread_states(pid)  # a thread on another core goes on after the main thread has stopped or ended
+    states = _thread_states(pid)  # a thread on another core goes on after the main thread has stopped or ended
     found = procfs.stat(pid)
     return found is not None and found.started == started and not set(states) <= set("TtZX")
+
+
+def _thread_states(pid: int) -> str:
+    """Return the states of the threads of the process *pid*, one letter each; "" if the process has been reaped."""
+    found = ""
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            text = procfs.text_of(f"/proc/{pid}/task/{task}/stat")
+            found += text[text.rfind(")") + 2 :][:1]
+    return found
 
 
 def _stop(pid: int) -> bool:
