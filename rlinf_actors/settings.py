@@ -39,6 +39,8 @@ INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 KEPT_LOGS = "RLINF_ACTORS_KEPT_LOGS"
 RAW_OUTPUT = "RLINF_ACTORS_RAW_OUTPUT"
+LOG_JOIN = "RLINF_ACTORS_LOG_JOIN"
+LOG_RATE = "RLINF_ACTORS_LOG_RATE"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
 ROBOT_OWNER_MUST_ANSWER = "RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER"
 SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
@@ -94,6 +96,7 @@ DEFAULT_CHANNEL_BYTES = 8 << 30
 
 _Minutes: Any = Annotated[float, Meta(gt=0, description="a number of minutes above 0")]
 _Seconds: Any = Annotated[float, Meta(ge=0, le=86400, description="a number of seconds from 0 to 86400")]
+_Rate: Any = Annotated[float, Meta(ge=0, le=1e9, description="a number of lines a second from 0 up")]
 _Microseconds: Any = Annotated[int, Meta(gt=0, description="a number of microseconds above 0")]
 _YesOrNo: Any = Annotated[Literal["1", "0"], Meta(description="1 (yes) or 0 (no)")]
 _LostErrors: Any = Annotated[Literal["end", "exit-code", "log"], Meta(description="end, exit-code or log")]
@@ -156,6 +159,9 @@ class Settings(msgspec.Struct, frozen=True):
         kept_logs: directory for the logs of private clusters in which a worker failed, None to keep none
             (``RLINF_ACTORS_KEPT_LOGS=none``).
         raw_output: True to print the output of workers in the driver as it is (``RLINF_ACTORS_RAW_OUTPUT=1``).
+        log_join: False to print equal lines of several ranks each (``RLINF_ACTORS_LOG_JOIN=0``).
+        log_rate: lines a second of a worker that the driver prints in the long run, 0 for all
+            (``RLINF_ACTORS_LOG_RATE``).
         wait_lines_s: seconds after which a driver logs what a wait is for, 0 for never (``RLINF_ACTORS_WAIT_LINES``).
         code_working_dir: directory whose code the driver sends to its workers, "auto", or "0" for none; None if the
             configuration decides.
@@ -196,6 +202,8 @@ class Settings(msgspec.Struct, frozen=True):
     config_home: str = "~/.config"
     kept_logs: str | None = None
     raw_output: bool = False
+    log_join: bool = True
+    log_rate: float = 100.0
     wait_lines_s: float = 60.0
     code_working_dir: str | None = None
     code_dir: str | None = None
@@ -252,6 +260,8 @@ class Settings(msgspec.Struct, frozen=True):
             kept_logs=_kept_logs(env),
             wait_lines_s=typed(WAIT_LINES, _Seconds, 60.0),
             raw_output=typed(RAW_OUTPUT, _YesOrNo) == "1",
+            log_join=typed(LOG_JOIN, _YesOrNo, "1") == "1",
+            log_rate=typed(LOG_RATE, _Rate, 100.0),
             code_working_dir=env.get(CODE_WORKING_DIR),
             code_dir=env.get(CODE_DIR) or None,
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),

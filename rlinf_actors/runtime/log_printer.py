@@ -1,6 +1,7 @@
 """LogPrinter: prints the output of workers in the driver's terminal.
 
-The loop thread queues the lines. A thread of the printer writes them, because a slow terminal blocks.
+The loop thread queues the lines. A thread of the printer writes those that log_view.LogView chooses, because a slow
+terminal blocks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from rlinf_actors import exhaustion, shown
+from rlinf_actors.runtime.log_view import Line, LogView
 from rlinf_actors.wire.agent_messages import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.control_codec import Body
 
@@ -45,22 +47,25 @@ class LogPrinter:
     terminal of its driver what hides or forges lines.
 
     Args:
-        credit: called on the printer's thread after lines were printed, with a LogCredit to send to the head: the
-            agentd that sent the lines may then send more.
+        credit: called on the printer's thread after lines were printed, or wait for equal ones, with a LogCredit to
+            send to the head: the agentd that sent the lines may then send more.
         raw: True to print workers' lines as they are.
+        view: decides which lines are printed, and when; None to print all at once.
 
     Attributes:
         left: number of lines that were not printed. The key is the node and the path of its log files ("" if unknown).
     """
 
-    def __init__(self, credit: Callable[[Body], None], raw: bool = False) -> None:
+    def __init__(self, credit: Callable[[Body], None], raw: bool = False, view: LogView | None = None) -> None:
         self._credit = credit
+        self._view = view or LogView(0.0, False, str)
         self._safe: Callable[[str], str] = str if raw else shown.output
         self.left: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[LogLines | Callable[[], object] | None] = queue.SimpleQueue()
         self._until = float("inf")
         self._printing: LogLines | None = None
+        self._writing: list[Line] = []  # those that the view has given
         self._bars: dict[Source, str] = {}  # the last state of each, in the order of their changes
         self._open: TextIO | None = None  # the terminal whose last line is a bar's
         self._complained = False
@@ -84,13 +89,15 @@ class LogPrinter:
         self._until = min(self._until, time.monotonic() + patience_s)
         self._queue.put(None)
         self._thread.join(patience_s + STUCK_S)
-        if self._printing is not None:  # the thread is blocked in a write, or died
-            self._leave_out(self._printing)
+        if self._printing is not None or self._writing:  # the thread is blocked in a write, or died
+            self._leave_out([*self._writing, *self._view.rest(0.0)])
+            if self._printing is not None:
+                self._leave_out_unread(self._printing)
             with contextlib.suppress(queue.Empty):
                 while True:
                     left = self._queue.get_nowait()
                     if isinstance(left, LogLines):
-                        self._leave_out(left)
+                        self._leave_out_unread(left)
         if self._thread.is_alive():
             self._queue.put(None)
 
@@ -105,33 +112,56 @@ class LogPrinter:
                 self.left[node, where] = self.left.get((node, where), 0) + lines
 
     def _run(self) -> None:
-        while (lines := self._queue.get()) is not None:
+        while (lines := self._next()) is not None:
             if callable(lines):
+                self._print(self._view.rest(time.monotonic()))
                 lines()
                 continue
             self._printing = lines
-            if time.monotonic() > self._until:
-                self._leave_out(lines)
+            now = time.monotonic()
+            if now > self._until:
+                self._leave_out_unread(lines)
             else:
-                self._print(lines)
+                self._view.add(lines.node, lines.entries, now)
+                self._printing = None
+                due = self._view.due(now)
+                if lines.skipped:
+                    text = f"{lines.skipped} lines are not shown here; the log files have them"
+                    due.append(Line("err", text, lines.node, count=lines.skipped))
+                self._print(due)
             self._printing = None
             self._credit(LogCredit(lines.owner, lines.node, lines.cost))
+        self._print(self._view.rest(time.monotonic()))
         self._finish_bars()
 
-    def _leave_out(self, lines: LogLines) -> None:
+    def _next(self) -> LogLines | Callable[[], object] | None:
+        """Return the next entry of the queue. Until it comes, print lines that have waited for equal ones."""
+        while True:
+            next_at = self._view.next_at
+            try:
+                return self._queue.get(timeout=None if next_at is None else max(0.0, next_at - time.monotonic()))
+            except queue.Empty:
+                self._print(self._view.due(time.monotonic()))
+
+    def _leave_out_unread(self, lines: LogLines) -> None:
         self.left_out(lines.node, "", _counted(text for _, _, text in lines.entries) + lines.skipped)
 
-    def _print(self, lines: LogLines) -> None:
-        for stream, entries in itertools.groupby(lines.entries, key=lambda entry: entry[1]):
-            node = shown.printable(lines.node)
-            group = [(f"[{shown.printable(worker)}@{node}] ", text) for worker, _, text in entries]
-            if not self._tried(self._write, stream, group):
-                self.left_out(lines.node, "", _counted(text for _, text in group))
-        if lines.skipped:
-            text = f"{lines.skipped} lines are not shown here; the log files have them"
-            if not self._tried(self._write, "err", [(f"[{shown.printable(lines.node)}] ", text)]):
-                self.left_out(lines.node, "", lines.skipped)
+    def _leave_out(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            if not line.text.endswith(UPDATE):
+                self.left_out(next(iter(line.members.values()), line.group), "", line.count)
+
+    def _print(self, lines: list[Line]) -> None:
+        if time.monotonic() > self._until:
+            self._leave_out(lines)
+            return
+        self._writing = lines
+        for stream, group in itertools.groupby(lines, key=lambda line: line.stream):
+            part = list(group)
+            if not self._tried(self._write, stream, part):
+                self._leave_out(part)
         self._tried(self._show_bar)
+        self._writing = []
 
     def _tried(self, action: Callable[..., None], *args: object) -> bool:
         """Call *action*, which writes to stdout or stderr. Return False if it raised; no exception leaves this method.
@@ -149,18 +179,20 @@ class LogPrinter:
             return False
         return True
 
-    def _write(self, stream: str, group: list[tuple[str, str]]) -> None:
+    def _write(self, stream: str, lines: list[Line]) -> None:
         out = _stream(stream)
         if out is None:
             return  # pythonw, or a script that closed it
         printed = []
-        for prefix, text in group:
-            source = (prefix, stream)
-            self._bars.pop(source, None)
-            if text.endswith(UPDATE):
-                self._bars[source] = shown.bar(text[:-1])
+        for line in lines:
+            if self._bars:
+                for worker, node in line.members.items():
+                    self._bars.pop((_prefix(f"{worker}@{node}"), stream), None)
+            prefix = _prefix(line.who)
+            if line.text.endswith(UPDATE):
+                self._bars[prefix, stream] = shown.bar(line.text[:-1])
             else:
-                printed.append(f"{prefix}{self._safe(text)}\n")
+                printed.append(f"{prefix}{self._safe(line.text)}\n")
         if printed:
             self._tried(self._clear)
             _put(out, "".join(printed))
@@ -200,6 +232,10 @@ def say(text: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # stderr is closed
             _put(sys.stderr, f"[rlinf-actors] {shown.lines(text)}\n")
+
+
+def _prefix(who: str) -> str:
+    return f"[{shown.printable(who)}] "
 
 
 def _stream(name: str) -> TextIO | None:

@@ -7,6 +7,7 @@ LogFiles. At the driver's end `flush` gets the rest.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 from rlinf_actors.errors import RlinfActorsError
@@ -14,6 +15,7 @@ from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.runtime import log_files
 from rlinf_actors.runtime.log_files import LogFiles
 from rlinf_actors.runtime.log_printer import END_S, LogPrinter, say
+from rlinf_actors.runtime.log_view import LogView
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import LogLines
 from rlinf_actors.wire.control_codec import Body
@@ -52,12 +54,20 @@ class WorkerOutput:
             printer: LogPrinter
             if self._directory is not None:
                 self._files = LogFiles(self._directory, lambda lines: printer.show(lines), self._credit)
-            printer = self._printer = LogPrinter(
-                self._credit if self._files is None else self._files.printed, Settings.load().raw_output
-            )
+            settings = Settings.load()
+            view = LogView(settings.log_rate, settings.log_join, self._all_of)
+            credit = self._credit if self._files is None else self._files.printed
+            printer = self._printer = LogPrinter(credit, settings.raw_output, view)
         (self._printer.show if self._files is None else self._files.write)(lines)
         self._flushed += lines.final
         self._came.set()
+
+    def _all_of(self, name: str) -> str:
+        """Return where all output of a worker or group is, for people."""
+        if self._directory is None:
+            return f"rlinf-actors logs {name}"
+        path = log_files.log_path(self._directory, name)
+        return path if ":" in name else os.path.dirname(path)
 
     async def flush(self, ask: Callable[[float], Awaitable[int]]) -> None:
         """Get, write and print the output that has not arrived, because the driver ends.

@@ -134,7 +134,7 @@ class TestOutput:
         """)
         lines = 200_000
         read, write = os.pipe()
-        env = {**lw.SCRIPT_ENV, "RLINF_ACTORS_KEPT_LOGS": str(tmp_path / "kept")}
+        env = {**lw.SCRIPT_ENV, "RLINF_ACTORS_KEPT_LOGS": str(tmp_path / "kept"), "RLINF_ACTORS_LOG_RATE": "0"}
         with subprocess.Popen(
             ["bash", "-c", f"exec {sys.executable} {lw.script(tmp_path, source)} 3>&{write}"],
             stdout=subprocess.PIPE,
