@@ -19,13 +19,12 @@ from typing import Any, NoReturn
 
 from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.exit_codes import CONFIGURATION, INTERNAL_ERROR, NO_PERMISSION, UNAVAILABLE, USAGE
 from rlinf_actors.procfs import forbid_dumps, open_standard_descriptors, set_name
 from rlinf_actors.settings import Unit
 from rlinf_actors.systemd.service_manager import DaemonStderr
 
 log = logging.getLogger(__name__)
-
-USAGE, UNAVAILABLE, INTERNAL_ERROR, NO_PERMISSION, CONFIGURATION = 64, 69, 70, 77, 78
 
 
 class _ArgumentParser(argparse.ArgumentParser):

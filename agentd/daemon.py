@@ -36,6 +36,7 @@ from agentd.config import (
 from agentd.status_reporter import StatusReporter
 from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RlinfActorsError
+from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.net.daemon import on_stop_signals
 from rlinf_actors.net.host import endpoint_of, pid_start, split_address
 from rlinf_actors.net.loop import Tasks
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
     from rlinf_actors.wire.values import NodeReport
 
 log = logging.getLogger(__name__)
-
-OK, FOR_GOOD = 0, 3
 
 
 class Daemon:
@@ -123,7 +122,7 @@ class Daemon:
                     from agentd.adoption import take_inventory
 
                     await take_inventory(run_dir, keep=False)
-                return OK
+                return SUCCESS
             return await self._serve(network, run_dir, head, *probing.result())
 
     # --- start ---
@@ -299,7 +298,7 @@ class Daemon:
         users = Users(config, run_dir, log_dir, in_unit=bool(self._unit.keeper))
         survivors = None if config.embedded else await take_inventory(run_dir, self._keeps, users)
         if self._handing_over:
-            return OK
+            return SUCCESS
         rules = Rules(report.hostname, "", allowed=allowed_interpreters(config, report, self._environment()))
         queries = node_report.HardwareQueries(
             rules,
@@ -336,11 +335,11 @@ class Daemon:
         if self._handing_over:
             workers.abandon()
         self.status.ending(end.text)
-        if end.code != OK:
+        if end.code != SUCCESS:
             await workers.close(0.0, end.text)  # the head refused this node: no agentd comes for them
             log.error("%s", end.text)
             self.status.failed(end.code, end.text)
-        return FOR_GOOD if self._cluster_ended and not config.embedded and end.code == OK else end.code
+        return STOPPED if self._cluster_ended and not config.embedded and end.code == SUCCESS else end.code
 
     async def _check_version(self, network: ZmqNetwork, run_dir: str) -> None:
         """Raise ProtocolMismatchError if taking inventory would end workers of another version although the head

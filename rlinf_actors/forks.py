@@ -17,11 +17,9 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeVar
 
 from rlinf_actors.errors import UsageError
+from rlinf_actors.exit_codes import FAILURE
 
 T = TypeVar("T")
-
-EXIT_CODE = 1
-"""Exit code of a child that returns from user code without SystemExit."""
 
 
 class Watcher(Protocol):
@@ -95,9 +93,9 @@ def end_child(what: str, error: BaseException | None) -> NoReturn:
     """End this process, a forked child that has returned from user code instead of ending there.
 
     Prints a warning, and *error* if the user code raised, and flushes stdout and stderr. The exit code is that of a
-    SystemExit, otherwise `EXIT_CODE`. *what* names the user code.
+    SystemExit, otherwise `FAILURE`. *what* names the user code.
     """
-    code = EXIT_CODE
+    code = FAILURE
     try:
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             code = (error.code or 0) & 0xFF

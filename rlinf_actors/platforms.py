@@ -1,4 +1,4 @@
-"""Which operating systems the package runs on. Imports nothing but sys, and works on all of them.
+"""Which operating systems the package runs on. Imports only sys and exit_codes, and works on all of them.
 
 The package installs and imports everywhere, so that editors, type checkers and pytest work. To run anything, it needs
 Linux: pidfds, memory of memfd_create(2), and /proc.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-UNAVAILABLE = 69
-"""Exit code (EX_UNAVAILABLE) of a command on another operating system."""
+from rlinf_actors.exit_codes import UNAVAILABLE
+
 _NAMES = {"darwin": "macOS", "win32": "Windows", "cygwin": "Cygwin"}
 _INSTEAD = {
     "darwin": "in a container or virtual machine, or on a Linux machine by ssh",

@@ -22,19 +22,18 @@ from rlinf_actors.errors import (
     RlinfActorsError,
     UsageError,
 )
+from rlinf_actors.exit_codes import CONFIGURATION, FAILURE, INTERRUPTED, NO_PERMISSION, UNAVAILABLE, USAGE
 from rlinf_actors.runtime.driver_log import make_harmless
 from rlinf_actors.version import VERSION
 
-USAGE, UNAVAILABLE, PERMISSION, CONFIG, INTERRUPTED = 64, 69, 77, 78, 130
-
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (ClusterTimeoutError, UNAVAILABLE),
-    (ConfigError, CONFIG),
-    (PlacementError, CONFIG),
-    (AuthenticationError, PERMISSION),
-    (PermissionError, PERMISSION),
+    (ConfigError, CONFIGURATION),
+    (PlacementError, CONFIGURATION),
+    (AuthenticationError, NO_PERMISSION),
+    (PermissionError, NO_PERMISSION),
     (UsageError, USAGE),
-    (RlinfActorsError, 1),
+    (RlinfActorsError, FAILURE),
     (OSError, UNAVAILABLE),
 )
 

@@ -17,12 +17,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from rlinf_actors.cli.estop_targets import (
-    CHOICE,
-    INTERRUPTED,
-    OK,
-    PERMISSION,
-    UNAVAILABLE,
-    USAGE,
     Answer,
     Report,
     StopTarget,
@@ -34,11 +28,12 @@ from rlinf_actors.cli.estop_targets import (
     summary,
 )
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.exit_codes import CONFIGURATION, INTERRUPTED, NO_PERMISSION, SUCCESS, UNAVAILABLE, USAGE
 from rlinf_actors.net import discovery
 from rlinf_actors.wire.client_messages import EStopped, GetStatus, Status
 from rlinf_actors.wire.control_codec import Failed
 
-_CODES = {"authentication": PERMISSION, "usage": USAGE, "config": CHOICE}
+_CODES = {"authentication": NO_PERMISSION, "usage": USAGE, "config": CONFIGURATION}
 
 
 class _StopParser(argparse.ArgumentParser):
@@ -92,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
         return _release(options) if options.release else _press(options)
     except ConfigError as error:  # --head is not an address
         say(f"error: {error}")
-        return CHOICE
+        return CONFIGURATION
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -116,7 +111,7 @@ def _release(options: argparse.Namespace) -> int:
         return UNAVAILABLE
     if len(known.targets) > 1:
         _list_heads(known.targets)
-        return CHOICE
+        return CONFIGURATION
     target = known.targets[0]
     answer = dict(ask_all(known.targets, question_of(options)))[target]
     if not isinstance(answer, EStopped):
@@ -135,7 +130,7 @@ def _release(options: argparse.Namespace) -> int:
         say(f"no emergency stop is in force at {target.address}")
     if answer.warning:
         say(f"warning: {answer.warning}")
-    return OK
+    return SUCCESS
 
 
 def _list_heads(targets: Sequence[StopTarget]) -> None:

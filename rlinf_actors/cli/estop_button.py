@@ -27,8 +27,6 @@ from types import FrameType
 from typing import Any
 
 from rlinf_actors.cli.estop_targets import (
-    INTERRUPTED,
-    USAGE,
     KnownHeads,
     Report,
     StopTarget,
@@ -40,6 +38,7 @@ from rlinf_actors.cli.estop_targets import (
     settings_here,
 )
 from rlinf_actors.errors import UsageError
+from rlinf_actors.exit_codes import INTERRUPTED, USAGE
 from rlinf_actors.net import head_records
 from rlinf_actors.net.blocking_client import BlockingClient, HeadDown, HeadUp
 from rlinf_actors.wire.agent_messages import Beat

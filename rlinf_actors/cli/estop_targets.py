@@ -18,6 +18,7 @@ from typing import Any, TextIO, Union
 import msgspec
 
 from rlinf_actors.errors import ConfigError, RlinfActorsError
+from rlinf_actors.exit_codes import SUCCESS, UNAVAILABLE
 from rlinf_actors.net import discovery
 from rlinf_actors.net.blocking_client import BlockingClient, HeadAnswered, HeadDown, RemoteHead, Route
 from rlinf_actors.net.head_records import HeadRecord, find_records
@@ -29,7 +30,6 @@ from rlinf_actors.wire.client_messages import EStop, EStopped, Status
 from rlinf_actors.wire.control_codec import Body, Failed
 from rlinf_actors.wire.protocol import printable
 
-OK, USAGE, UNAVAILABLE, PERMISSION, CHOICE, INTERRUPTED = 0, 64, 69, 77, 78, 130
 DEADLINE_S = 5.0
 """Seconds that a head may take to answer. Stopping takes milliseconds, but a head saves the stop to disk first."""
 OBSERVERS = ("head", "driver", "agent")
@@ -292,7 +292,7 @@ class Report:
             say(f"THE EMERGENCY STOP IS NOT CONFIRMED EVERYWHERE. {MAY_MOVE}")
         else:
             say("every known head has acknowledged; `rlinf-actors estop --release` lifts it")
-        return OK if complete else UNAVAILABLE
+        return SUCCESS if complete else UNAVAILABLE
 
     def _line(self, text: str) -> None:
         if not self._as_json:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.head import state_place
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.notify import DEFAULT_FILE, Notify
@@ -41,8 +42,6 @@ from rlinf_actors.wire.template_protocol import ROBOT_END_S
 log = logging.getLogger(__name__)
 
 DEFAULT = "127.0.0.1:6380"
-FOR_GOOD = 3
-"""Exit code of a head that `head stop` has ended; the systemd unit does not restart such a head."""
 STOP_S = 30.0
 """Seconds that groups may take to end. On a silent node this takes the lease plus the grace period after SIGTERM."""
 
@@ -213,4 +212,4 @@ async def _serve(
         if not for_good:
             log.warning("%s: the cluster ends, because no other head can continue without a state directory", reason)
         server.close(f"the head was stopped ({reason})")
-        return FOR_GOOD if for_good else 0
+        return STOPPED if for_good else SUCCESS

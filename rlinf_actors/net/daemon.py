@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar
 
 from rlinf_actors.exhaustion import raise_file_limit
+from rlinf_actors.exit_codes import INTERNAL_ERROR
 from rlinf_actors.net.failure_detection import stalled_s
 from rlinf_actors.net.loop import BUG, finish, new_event_loop
 
@@ -36,8 +37,6 @@ SLICE_S = 0.002
 FULL_COLLECTION = 500
 """Collections of the middle generation between two of all objects, 10 by default. A full one stops a head that has
 100,000 workers for 50 to 150 ms, and finds little: what ends is freed at once, unless it is part of a cycle."""
-INTERNAL_ERROR = 70
-"""Exit code after an internal error: EX_SOFTWARE of sysexits.h."""
 
 
 def run_daemon(serve: Callable[[], Coroutine[Any, Any, int]]) -> int:

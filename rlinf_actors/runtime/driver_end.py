@@ -17,11 +17,12 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from rlinf_actors.exit_codes import FAILURE
+
 SIGNAL = int(signal.SIGRTMAX) - 2
 """The signal that interrupts the main thread. SIGUSR1 and SIGUSR2 belong to the user's program, as in Slurm jobs."""
 PATIENCE_S = 0.5
 """Seconds after which the driver's calls fail although the main thread has not handled the signal: it runs C code."""
-EXIT_CODE = 1
 
 Later = Callable[[float, Callable[[], object]], object]
 
@@ -69,7 +70,7 @@ class DriverEnd:
         self._fail_calls()
         gc.freeze()  # at its end the interpreter would look for garbage in all objects, half a second with torch loaded
         gc.disable()
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(FAILURE)
 
 
 def _interrupted(_signal: int, _frame: FrameType | None) -> None:

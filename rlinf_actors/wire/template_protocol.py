@@ -468,8 +468,6 @@ class Inventory(ControlMessage, frozen=True):
     paths: Some[FilePath] = []
 
 
-LEASE_LOST_CODE = 76
-"""Exit code of a robot worker that ended because its lease was over."""
 ON_LEASE_LOST_S = 1.0
 """Time limit of a robot worker's on_lease_lost, in seconds."""
 ROBOT_END_S = 1.5

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlinf_actors.exit_codes import LEASE_LOST
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker.standstill import (
@@ -300,7 +301,7 @@ class Guard:
                 self._make_safe()
                 _say(f"[rlinf-actors] {self._spec.group}:{self._spec.rank}: {reason}\n")
         finally:
-            os._exit(packets.LEASE_LOST_CODE)
+            os._exit(LEASE_LOST)
 
     def _wait(self) -> str:
         """Wait for the end of the lease. Return the reason of the end."""

@@ -20,6 +20,7 @@ import pace
 import pytest
 
 from rlinf_actors import procfs
+from rlinf_actors.exit_codes import LEASE_LOST
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.wire import template_protocol
 
@@ -175,7 +176,7 @@ def test_process_stopped_for_a_lease_has_lost_it_although_renewals_are_queued(tm
         one.renew()
         os.kill(one.process.pid, signal.SIGCONT)
         assert one.rest() == ["stop"]
-        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
         assert "its process stood still" in one.reason()
 
 
@@ -217,7 +218,7 @@ def test_signals_that_end_a_process_make_its_robot_safe(tmp_path, number, before
         one.until_moving()
         os.kill(one.process.pid, number)
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
         assert f"it was sent {number.name}" in one.reason()
 
 
@@ -378,7 +379,7 @@ def test_worker_without_descriptors_or_threads_is_made_safe_with_its_children(tm
         one.until_moving("main", "child")
         one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
 
 
 def test_worker_that_cannot_list_processes_logs_it_and_is_made_safe(tmp_path, capfd):
@@ -392,7 +393,7 @@ def test_worker_that_cannot_list_processes_logs_it_and_is_made_safe(tmp_path, ca
         one.until_moving()
         one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
     said = capfd.readouterr().err
     assert "cannot look for processes that this worker started: OSError(24, 'Too many open files')" in said
     assert "env:0: the lease of Arm 1 was lost: told" in said
@@ -494,7 +495,7 @@ def test_a_native_loop_that_reads_the_page_stops_with_the_lease(tmp_path, librar
         if lease_s == LONG_S:
             one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
+        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
 
 
 STREAMS = """
