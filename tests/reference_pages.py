@@ -5,11 +5,13 @@ tests/packaging/test_docs.py compares them with the code.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import os
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,71 @@ def api() -> str:
             rows = sorted(members(thing))
             lines += [f"* `{head}`{': ' if text else ''}{text}" for head, text in rows]
             lines += [""] * bool(rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+ERRORS = {
+    "Configuration and use": (
+        "ConfigError", "PlacementError", "NodeRankError", "RoutingError", "UsageError", "SerializationError",
+        "NameInUseError", "GroupNotFoundError",
+    ),
+    "A call, and the worker that runs it": (
+        "WorkerError", "WorkerStartError", "CallTimeoutError", "GroupClosedError",
+    ),
+    "Ends": ("EndedError", "WorkerDiedError", "NodeLostError", "PeerDiedError", "ChannelBrokenError"),
+    "Connections": (
+        "ConnectionLostError", "ClusterTimeoutError", "AuthenticationError", "WrongServerError",
+        "ProtocolMismatchError",
+    ),
+    "Channels and robots": (
+        "ChannelClosedError", "ItemNotProcessedError", "HardwareInUseError", "EmergencyStopError",
+    ),
+    "Faults of ours": ("RlinfActorsError", "InternalError", "ProtocolError", "RemoteWireError"),
+}  # fmt: skip
+"""The sections of docs/reference/errors.md."""
+
+
+def entry(docstring: str) -> Iterator[str]:
+    """The paragraphs of a docstring in Markdown: causes, fixes and attributes become items of a list."""
+    text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(docstring))
+    prose, _, attributes = text.partition("\n\nAttributes:\n")
+    for paragraph in prose.split("\n\n"):
+        label, colon, rest = " ".join(paragraph.split()).partition(": ")
+        listed = label in ("Cause", "Fix", "Unit")
+        yield f"* **{label}**: {rest}" if listed else f"{label}{colon}{rest}\n"
+    for name, said in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", attributes, re.MULTILINE):
+        yield f"* `{name}`: {' '.join(said.split())}"
+    yield ""
+
+
+def errors() -> str:
+    """docs/reference/errors.md."""
+    from rlinf_actors import errors, exit_codes
+
+    lines = [
+        "# Errors and exit codes", "", NOTE, "",
+        "All errors that rlinf-actors raises on purpose, and all exit codes of its programs: what each means, what",
+        "causes it, and what to do.", "",
+        "Import the errors from `rlinf_actors`. All are subclasses of `RlinfActorsError` and can be pickled with their",
+        "attributes. `except EndedError` catches every permanent end: of a worker, of a node, or of the other end of a",
+        "message or channel. `except TimeoutError` catches every timeout.", "",
+    ]  # fmt: skip
+    for section, names in ERRORS.items():
+        lines += [f"## {section}", ""]
+        for name in names:
+            kind = getattr(errors, name)
+            bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+            lines += [f"### {name}", "", f"A subclass of {bases}.", "", *entry(kind.__doc__)]
+    lines += [
+        "## Exit codes", "",
+        "Of agentd, the head, templates, workers and the commands. **Unit** says what systemd then does with agentd or",
+        "the head. A worker or driver may have any other code: its own code chose it. If a signal ended a program, a",
+        "shell shows 128 and the signal's number: 143 for SIGTERM, 137 for SIGKILL.", "",
+    ]  # fmt: skip
+    body = ast.parse(inspect.getsource(exit_codes)).body
+    for one, following in pairwise(body):
+        if isinstance(one, ast.Assign) and isinstance(following, ast.Expr):
+            lines += [f"### Exit code {ast.literal_eval(one.value)}", "", *entry(ast.literal_eval(following.value))]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -155,7 +222,13 @@ def message_bounds() -> str:
     return "\n".join(lines) + "\n" + page()
 
 
-PAGES = {"api.md": api, "cli.md": cli, "message-bounds.md": message_bounds, "rlinf-names.md": rlinf_names}
+PAGES = {
+    "api.md": api,
+    "cli.md": cli,
+    "errors.md": errors,
+    "message-bounds.md": message_bounds,
+    "rlinf-names.md": rlinf_names,
+}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():

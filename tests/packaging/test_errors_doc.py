@@ -1,36 +1,38 @@
-"""docs/reference/errors.md has an entry for every public error class, with its bases and attributes as they are."""
+"""docs/reference/errors.md, made from docstrings, has every error and exit code, with its cause and what to do."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from pathlib import Path
 
-from rlinf_actors import errors
+import pytest
+import reference_pages
 
-DOC = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
-ENTRY = re.compile(r"^\* \*\*`(\w+)`\*\* \(([^)]*)\): ", re.MULTILINE)
+from rlinf_actors import errors, exit_codes
 
-
-def attributes(kind: type[Exception]) -> list[str]:
-    """Those that its constructor takes by keyword; of a class without one, its base's."""
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
-
-
-def test_every_error_has_an_entry_with_its_true_bases_and_attributes():
-    public = {  # an old name that is kept for a class has no entry of its own
-        kind.__name__: ([base.__name__ for base in kind.__bases__], attributes(kind))
-        for kind in vars(errors).values()
-        if inspect.isclass(kind) and issubclass(kind, Exception)
-    }
-    said = {
-        name: tuple(re.findall(r"`(\w+)`", part) for part in ([*rest.split(";"), ""])[:2])
-        for name, rest in ENTRY.findall(DOC.read_text())
-    }
-    assert said == {name: (bases, given) for name, (bases, given) in public.items()}
+PUBLIC = {  # a former name that is kept for a class has no entry of its own
+    kind.__name__: kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)
+}
+BASES = {"RlinfActorsError", "EndedError"}
+"""Those that stand for their subclasses."""
 
 
-def test_no_error_has_two_entries():
-    names = [name for name, _ in ENTRY.findall(DOC.read_text())]
-    assert len(names) == len(set(names))
+def test_every_error_is_in_one_section():
+    assert sorted(name for names in reference_pages.ERRORS.values() for name in names) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_an_error_says_its_cause_what_to_do_and_what_its_attributes_are(name):
+    said = inspect.cleandoc(PUBLIC[name].__doc__ or "")
+    assert name in BASES or re.search(r"\n\nCause: .*\n\nFix: ", said, re.DOTALL)
+    parameters = inspect.signature(PUBLIC[name].__init__).parameters.values()
+    given = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    inherited = PUBLIC[name].__init__ is PUBLIC[name].__base__.__init__
+    assert inherited or given == re.findall(r"^    (\w+): ", said.partition("\n\nAttributes:\n")[2], re.MULTILINE)
+
+
+def test_every_exit_code_is_explained():
+    assigned = [one for one in ast.parse(inspect.getsource(exit_codes)).body if isinstance(one, ast.Assign)]
+    explained = re.findall(r"^### Exit code (\d+)$", reference_pages.errors(), re.MULTILINE)
+    assert [str(ast.literal_eval(one.value)) for one in assigned] == explained
