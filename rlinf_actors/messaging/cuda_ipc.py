@@ -309,7 +309,7 @@ class Devices:
             worker without accelerators, and opens no context on those of other workers.
 
     Attributes:
-        accelerator: type of the accelerators.
+        accelerator: type of the accelerators; NO_ACCEL without accelerators, so that senders choose no CCL's lane.
         kind: torch's device type; "cpu" without accelerators.
         ccl: torch.distributed's back-end for the accelerators; "" without accelerators.
         seen: index by UUID of all accelerators that the process sees; by "kind:number" if `driver` is None.
@@ -333,7 +333,7 @@ class Devices:
         count = _count(self.accelerator) if self.kind != "cpu" and has_own else 0
         self.backends = process_groups.backends(facts.ccl_plugin if count else "")
         if not count:
-            self.kind, self.ccl = "cpu", ""
+            self.accelerator, self.kind, self.ccl = AcceleratorType.NO_ACCEL, "cpu", ""
             return
         if facts.cuda_ipc:
             self.driver = _driver()

@@ -137,5 +137,6 @@ def test_a_worker_without_an_accelerator_of_its_own_opens_none(environ, home, ow
     assert devices.home == home
     assert len(devices.own) == own
     assert (devices.kind, devices.ccl) == (("cuda", "nccl") if own else ("cpu", ""))
+    assert devices.accelerator.value == ("NV_GPU" if own else "NO_ACCEL"), "what senders choose the path by"
     if not own:
         assert devices.driver is None
