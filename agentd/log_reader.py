@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from agentd.users import User, as_user
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.wire.agent_messages import LogsSent, SendLogs
+from rlinf_actors.wire.check_values import LogUse
+from rlinf_actors.wire.figure_values import DiskFigures
 from rlinf_actors.wire.log_values import (
     DAEMON_LOG,
     MARK,
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.(out|err)(\.1)?")
 """The names of log files, of which `.1` is the older part."""
+GROWTH_S = 3600.0
+"""Seconds for which the growth of log files is measured."""
 _MOST_NAMES = 16 * MAX_LOG_FILES
 """Most names of a directory that are looked at: a user may put any number there."""
 
@@ -87,6 +92,13 @@ class LogReader:
     def ask(self, order: SendLogs, send: Send) -> None:
         """Answer *order* by *send*: soon, or once there is output to send if the question waits for it."""
         self._tasks.start(self._answer(order, send), "reading a log file")
+
+    async def usage(self) -> LogUse:
+        """Return what the log files of this node's workers use."""
+        find = partial(
+            _usage, self._site.rules.log_dir, list(self._running(None)), self._directories(), self._site.run_dir
+        )
+        return await self._loop.run_in_executor(None, find)
 
     def cancel(self, id: str) -> None:
         """Answer the order *id* no more if it waits."""
@@ -200,6 +212,31 @@ def _listing(
     namespace: str | None, running: list[_Place], directories: list[tuple[str, User | None]], run_dir: Path
 ) -> LogSlice:
     """Return the log files of a job, or of all jobs. Any thread."""
+    found = [file for _, file in _files(namespace, running, directories, run_dir)]
+    newest = sorted(found, key=lambda file: (not file.running, -file.modified))
+    shown = sorted(newest[:MAX_LOG_FILES], key=lambda file: (file.namespace, file.name))
+    return LogSlice(files=shown, more=max(0, len(newest) - MAX_LOG_FILES))
+
+
+def _usage(log_dir: str, running: list[_Place], directories: list[tuple[str, User | None]], run_dir: Path) -> LogUse:
+    """Return what the log files of all workers use. Any thread."""
+    since = time.time() - GROWTH_S
+    found = [(place, file) for place, file in _files(None, running, directories, run_dir) if file.namespace]
+    grown = [one for one in found if one[1].modified >= since][:MAX_LOG_FILES]
+    written = sum(max(0, file.size - _since(place, since, file.size)) for place, file in grown)
+    disk = DiskFigures("logs", log_dir)
+    try:
+        space = os.statvfs(log_dir)
+    except OSError:
+        pass  # made by the first worker
+    else:
+        disk = DiskFigures("logs", log_dir, space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
+    return LogUse(disk, sum(file.size for _, file in found), written, len(found))
+
+
+def _files(
+    namespace: str | None, running: list[_Place], directories: list[tuple[str, User | None]], run_dir: Path
+) -> list[tuple[_Place, LogFile]]:
     alive = {place.path for place in running}
     places = list(running)
     for parent, user in directories:
@@ -213,7 +250,7 @@ def _listing(
     places += [_Place(one.namespace, f"{one.path}.1", one.user) for one in running]  # in directories of the driver's
     if namespace is None:
         places.append(_Place("", str(run_dir / DAEMON_LOG)))
-    files: dict[str, LogFile] = {}
+    files: dict[str, tuple[_Place, LogFile]] = {}
     for place in places:
         try:
             with as_user(place.user):
@@ -221,10 +258,9 @@ def _listing(
         except OSError:
             continue
         name = os.path.basename(place.path)
-        files.setdefault(place.path, LogFile(place.namespace, name, found.st_size, found.st_mtime, place.running))
-    newest = sorted(files.values(), key=lambda file: (not file.running, -file.modified))
-    shown = sorted(newest[:MAX_LOG_FILES], key=lambda file: (file.namespace, file.name))
-    return LogSlice(files=shown, more=max(0, len(newest) - MAX_LOG_FILES))
+        file = LogFile(place.namespace, name, found.st_size, found.st_mtime, place.running)
+        files.setdefault(place.path, (place, file))
+    return list(files.values())
 
 
 def _names(directory: str) -> list[str]:

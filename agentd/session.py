@@ -32,6 +32,7 @@ from rlinf_actors.wire.agent_messages import (
     FlushLogs,
     HardwareFound,
     LookForHardware,
+    SendChecks,
     SendFigures,
     SendLogs,
     SendStacks,
@@ -238,6 +239,8 @@ class Session:
             workers.questions.ask_stacks(command, self._notify)
         elif isinstance(command, SendFigures):
             workers.figures.ask(command, self._notify)
+        elif isinstance(command, SendChecks):
+            workers.checks.ask(command, self._notify)
         elif isinstance(command, StopLooking):
             if command.id in self._queries:
                 self._queries[command.id].cancel()

@@ -1,8 +1,8 @@
 """The events that `AgentState.handle` takes, and the commands that it returns (agentd.node_state). Plain data.
 
 Some commands are messages of the head (wire.agent_messages) that the state passes on: StopWorkers, FlushLogs, Watch,
-Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, StopLooking, and StartWorkers without the
-workers that run already.
+Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendChecks, StopLooking, and StartWorkers
+without the workers that run already.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LogLines,
     LookForHardware,
+    SendChecks,
     SendFigures,
     SendLogs,
     SendStacks,
@@ -239,12 +240,13 @@ class EndAgent(msgspec.Struct, frozen=True):
 
 
 PASSED_ON = (
-    FlushLogs, LookForHardware, SendFigures, SendLogs, SendStacks, SendTrace, StopLooking, SwitchTraces, Watch, Unwatch,
+    FlushLogs, LookForHardware, SendChecks, SendFigures, SendLogs, SendStacks, SendTrace, StopLooking, SwitchTraces,
+    Watch, Unwatch,
 )  # fmt: skip
 """Messages of the head that the state passes on as they are."""
 
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
     CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs,
-    StopLooking, CheckHead, LogStatus, Registration, EndAgent,
+    SendChecks, StopLooking, CheckHead, LogStatus, Registration, EndAgent,
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from agentd.launch_plan import LaunchPlan, Site
 from agentd.log_reader import LogReader
 from agentd.log_retention import LogRetention
 from agentd.logs import LogForwarder, Position
+from agentd.node_checks import NodeChecks
 from agentd.run_dir import OrderLedger
 from agentd.starts import Starts
 from agentd.state_events import Report
@@ -82,9 +83,7 @@ class Workers:
         starter: TemplateStarter | None = None,
         ordered: OrderedTemplate | None = None,
     ) -> None:
-        self._loop = loop
-        self._site = site
-        self._report = report
+        self._loop, self._site, self._report = loop, site, report
         self._workers: dict[str, WorkerProcess] = {}
         self._ledger = ledger or OrderLedger(site.run_dir / "l" if site.keep_s is not None else None)
         self._remembering: dict[str, TemplateProcess] = {}  # templates, by ended workers that the head may not know
@@ -103,6 +102,7 @@ class Workers:
         self.figures = FigureCollector(loop, self._workers, self.questions, site)
         self.traces = TraceFiles(loop, site.run_dir, self._workers, self.questions.traces)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
+        self.checks = NodeChecks(loop, site, self._workers, self._templates, self.log_reader)
         self._starts = Starts(
             loop, site, self._templates, self._ledger, self._logs, self._workers, self._begin, self._refuse
         )
@@ -282,7 +282,7 @@ class Workers:
     def _release(self) -> None:
         self._remove_sockets()
         parts = (self._starts, self._health, self.questions, self.figures, self._logs, self.log_reader)
-        for closing in (*parts, self.log_retention):
+        for closing in (*parts, self.log_retention, self.checks):
             closing.close()
         self._starter.close()
 

@@ -207,6 +207,34 @@ def rlinf_names() -> str:
     return "\n".join(lines) + "\n"
 
 
+def doctor() -> str:
+    """docs/reference/doctor.md."""
+    from rlinf_actors.cli.doctor_checks import CHECKS
+    from rlinf_actors.cli.doctor_cluster_checks import CLUSTER_CHECKS, machines
+    from rlinf_actors.cli.doctor_node_checks import NODE_CHECKS, OF_NODES
+
+    tables = (
+        ("This machine", "Facts about the machine on which the command runs.", CHECKS),
+        ("This machine and each node", "Of this machine, and of each node by its agentd.", NODE_CHECKS),
+        ("Each node", "Of each node by its agentd.", [one for one in OF_NODES if one not in NODE_CHECKS]),
+        ("The cluster", "What the head and the nodes say, and what was measured between the nodes.",
+         [one for one in CLUSTER_CHECKS if one.run is not machines]),
+    )  # fmt: skip
+    lines = [
+        "# Checks of doctor", "", NOTE, "",
+        "What `rlinf-actors doctor` checks. Each check is `pass`, `warn` or `fail`, and a `warn` or `fail` says how to",
+        "fix it. The command asks nodes through the head; without a head it checks its own machine only. To use it:",
+        "[When something is wrong](../how-to/operate.md#when-something-is-wrong). `--json`:",
+        "[JSON](json.md#a-diagnosis).",
+    ]  # fmt: skip
+    for title, text, checks in tables:
+        lines += ["", f"## {title}", "", text, "", "| check | what it looks at |", "|---|---|"]
+        for check in checks:
+            about = " ".join((inspect.getdoc(check.run) or "").split())
+            lines.append(f"| {', '.join(f'`{name}`' for name in check.names)} | {about} |")
+    return "\n".join(lines) + "\n"
+
+
 def message_bounds() -> str:
     """docs/reference/message-bounds.md."""
     from tests.message_bounds import page
@@ -225,6 +253,7 @@ def message_bounds() -> str:
 PAGES = {
     "api.md": api,
     "cli.md": cli,
+    "doctor.md": doctor,
     "errors.md": errors,
     "message-bounds.md": message_bounds,
     "rlinf-names.md": rlinf_names,

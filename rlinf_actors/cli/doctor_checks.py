@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.cli.doctor_finding import FAIL, PASS, WARN, Check, Finding
+from rlinf_actors.cli.doctor_node_checks import NODE_CHECKS
 from rlinf_actors.cli.output import mib
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.head.key_registry import WARNINGS_S
 from rlinf_actors.model.readable import duration
-
-PASS, WARN, FAIL = "pass", "warn", "fail"
+from rlinf_actors.wire.check_values import NodeFacts
+from rlinf_actors.wire.client_messages import Status
 
 OLDEST_PYTHON = (3, 10)
 REQUIRED = ("zmq", "msgspec", "cloudpickle")
-MIN_FILES, GOOD_FILES = 256, 4096
-"""Required and recommended limit of open files: a driver needs about 40; agentd 30, and more for each worker."""
 MAX_RUN_DIR = 60
 """Longest path, in bytes, of the parent of run directories, since a unix socket's path has at most 107 bytes."""
-GOOD_SHM = 1 << 30
 GOOD_DISK = 2 << 30
 """Free bytes below which the disk of log files or sockets is reported as low."""
 _PACKAGES = {"zmq": "pyzmq"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. `rlinf-actors doctor` prints each result on a line of its report."""
-
-    check: str
-    status: str  # PASS, WARN or FAIL
-    text: str  # what was found
-    fix: str = ""  # what to do, "" if nothing is wrong
 
 
 @dataclass(frozen=True)
@@ -79,19 +68,19 @@ class KeyOnDisk:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts about this machine from which the checks find problems. cli.doctor collects them; tests invent them."""
+    """The facts about this machine from which the checks find problems. doctor_machine collects them; tests invent
+    them.
+    """
 
     user: int
     python: tuple[int, int, int]
     interpreter: str
     modules: dict[str, str | None]  # version of each module, None if it is not installed
     run_parent: Directory  # parent of run directories
-    shm: tuple[int, int] | None  # size and free bytes of /dev/shm, None if there is no /dev/shm
     memfd: str  # why shared memory cannot be made, "" if it can
     peers: str  # why a process cannot open the memory of another process, "" if it can
-    files: tuple[int, int]  # soft and hard limit of open files
-    memlock: int  # soft limit of locked memory in bytes, -1 for no limit
     cgroups: Roots  # directories in which workers' cgroups can be made
+    facts: NodeFacts  # those that nodes have too
     cipher_error: str = ""  # why the installed package cryptography cannot encrypt, "" if it can
     cgroup_error: str = ""  # why the configured cgroup directory cannot be used
     agentd: str = ""  # the running agentd that `cgroups` belongs to, as PID in RUN_DIR; "" if no agentd runs
@@ -99,7 +88,6 @@ class MachineFacts:
     unknown_users: Sequence[str] = ()  # those of `users` that do not exist here
     agentd_user: int | None = None  # uid of the running agentd, None if no agentd runs
     missing: Sequence[str] = ()  # capabilities that the running agentd, or this shell, lacks to change users
-    clock_synchronized: bool | None = None  # None if not known
     head: str = ""  # the configured head
     head_error: str = ""  # why the configured head cannot be used
     head_fix: str = ""  # what to do about head_error, "" to start the head
@@ -108,6 +96,8 @@ class MachineFacts:
     key_left_s: float | None = None  # seconds until this user's key ends, None for never or if no head says it
     closed: Sequence[str] = ()  # why this user may not launch on nodes of the cluster, one text for each such node
     num_nodes: int = 0  # number of nodes of the cluster that are there
+    status: Status | None = None  # what the head has said, None without an answer
+    endpoint: str = ""  # of that head
     joining: Sequence[str] = ()  # files that an interrupted `keys join` has left
     version: str = ""  # of this package
     keys: Sequence[KeyOnDisk] = ()
@@ -120,10 +110,14 @@ class MachineFacts:
 
 
 def diagnose(machine: MachineFacts) -> list[Finding]:
-    return [finding for check in CHECKS for finding in check(machine)]
+    found = [finding for check in CHECKS for finding in check.run(machine)]
+    return found + [finding for check in NODE_CHECKS for finding in check.run(machine.facts)]
 
 
 def python(machine: MachineFacts) -> list[Finding]:
+    """Python from 3.10 on, and the packages: fails if one that is required is missing, warns without uvloop, and
+    without cryptography if there are keys.
+    """
     version = ".".join(map(str, machine.python))
     if machine.python < OLDEST_PYTHON:
         text = f"{machine.interpreter} is Python {version}; 3.10 is the oldest that works"
@@ -170,6 +164,7 @@ def _cryptography(machine: MachineFacts) -> Finding:
 
 
 def run_directories(machine: MachineFacts) -> list[Finding]:
+    """Directory in which sockets are made: fails if it cannot be used, warns if others may rename what is in it."""
     parent = machine.run_parent
     length = len(parent.path.encode())
     if length > MAX_RUN_DIR:
@@ -188,6 +183,7 @@ def run_directories(machine: MachineFacts) -> list[Finding]:
 
 
 def shared_memory(machine: MachineFacts) -> list[Finding]:
+    """Whether processes can share memory: warns if not, because data then goes through sockets."""
     found = []
     if machine.memfd:
         fix = "raise the memory limit of this container; data goes through sockets until then"
@@ -198,20 +194,11 @@ def shared_memory(machine: MachineFacts) -> list[Finding]:
         found.append(Finding("shared_memory", WARN, text, fix))
     else:
         found.append(Finding("shared_memory", PASS, "processes can share memory (no part of /dev/shm)"))
-    if machine.shm is None:
-        text = "there is no /dev/shm: torch's DataLoader and NCCL need it, this library does not"
-        return [*found, Finding("dev_shm", WARN, text, "mount -t tmpfs tmpfs /dev/shm")]
-    size, free = machine.shm
-    if min(size, free) < GOOD_SHM:
-        text = f"/dev/shm has {mib(free)} of {mib(size)} free: torch's DataLoader and NCCL may not fit"
-        return [
-            *found,
-            Finding("dev_shm", WARN, text, "mount -o remount,size=8G /dev/shm, or docker run --shm-size 8g"),
-        ]
-    return [*found, Finding("dev_shm", PASS, f"/dev/shm has {mib(free)} free")]
+    return found
 
 
 def disks(machine: MachineFacts) -> list[Finding]:
+    """Disks of log files and of run directories: warns below 2 GiB, or a quarter of a small disk."""
     low = [disk for disk in machine.disks if disk.free < min(GOOD_DISK, disk.total // 4)]
     text = ", ".join(f"{disk.path} has {mib(disk.free)} free" for disk in machine.disks)
     return [
@@ -225,23 +212,10 @@ def disks(machine: MachineFacts) -> list[Finding]:
     ] or [Finding("disk", PASS, text)] * bool(machine.disks)
 
 
-def limits(machine: MachineFacts) -> list[Finding]:
-    soft, hard = machine.files
-    fix = "ulimit -Hn 65536 (LimitNOFILE= in a systemd unit, --ulimit nofile=65536 for docker)"
-    if hard < MIN_FILES:
-        found = [Finding("open_files", FAIL, f"at most {hard} open files; {MIN_FILES} are the least", fix)]
-    elif hard < GOOD_FILES:
-        found = [Finding("open_files", WARN, f"at most {hard} open files: about {(hard - 60) // 7} workers", fix)]
-    else:
-        found = [Finding("open_files", PASS, f"{soft} open files, up to {hard}")]
-    if 0 <= machine.memlock < 64 << 20 and machine.accelerators:
-        text = f"{mib(machine.memlock)} of locked memory: RDMA of NCCL may fail"
-        return [*found, Finding("locked_memory", WARN, text, "ulimit -l unlimited (LimitMEMLOCK=infinity)")]
-    text = "unlimited" if machine.memlock < 0 else mib(machine.memlock)
-    return [*found, Finding("locked_memory", PASS, f"{text} of locked memory")]
-
-
 def cgroups(machine: MachineFacts) -> list[Finding]:
+    """Which cgroups and limits workers get, of the running agentd or of one that is started here: warns, with what is
+    missing, and fails if the configured directory cannot be used.
+    """
     roots = machine.cgroups
     whose = f"of agentd {machine.agentd}" if machine.agentd else "of an agentd that is started from here (none runs)"
     if machine.cgroup_error:
@@ -264,20 +238,8 @@ def cgroups(machine: MachineFacts) -> list[Finding]:
     return found
 
 
-def clock(machine: MachineFacts) -> list[Finding]:
-    if machine.clock_synchronized is False:
-        text = "the clock is not synchronized: the times in logs of several machines will not fit together"
-        return [Finding("clock", WARN, text, "timedatectl set-ntp true (in a container: on its host)")]
-    return [
-        Finding(
-            "clock",
-            PASS,
-            "the clock is synchronized" if machine.clock_synchronized else "the clock's state is not known",
-        )
-    ]
-
-
 def head(machine: MachineFacts) -> list[Finding]:
+    """Whether the configured head answers: fails if not, warns if its version is another one."""
     here = f"these heads run here: {', '.join(machine.heads)}" if machine.heads else ""
     if not machine.head:
         text = "no head is configured: scripts start a private cluster"
@@ -293,6 +255,7 @@ def head(machine: MachineFacts) -> list[Finding]:
 
 
 def admission(machine: MachineFacts) -> list[Finding]:
+    """Whether nodes admit workers of this user: warns if none does."""
     if machine.closed and len(machine.closed) == machine.num_nodes:
         fix = "have this driver added to [admit] drivers in agentd.toml of a node, or its key's nodes extended"
         return [Finding("admission", WARN, f"no node admits this user's workers: {machine.closed[0]}", fix)]
@@ -300,6 +263,7 @@ def admission(machine: MachineFacts) -> list[Finding]:
 
 
 def keys(machine: MachineFacts) -> list[Finding]:
+    """Key files of this user: fails if others can read them, warns if the key ends in two weeks."""
     found = []
     for key in machine.keys:
         if not key.private:
@@ -322,6 +286,7 @@ def keys(machine: MachineFacts) -> list[Finding]:
 
 
 def accelerators(machine: MachineFacts) -> list[Finding]:
+    """Accelerators of this machine: warns of those that cannot be read."""
     faults = [
         Finding("accelerators", WARN, text, "rlinf-actors hw scan shows more; look at the vendor's driver")
         for text in machine.faults
@@ -331,6 +296,7 @@ def accelerators(machine: MachineFacts) -> list[Finding]:
 
 
 def running(machine: MachineFacts) -> list[Finding]:
+    """Templates and workers of this user on this machine, and what they use."""
     if not machine.processes:
         return [Finding("processes", PASS, "no worker of this user runs here")]
     kinds = Counter(process.kind for process in machine.processes)
@@ -345,6 +311,7 @@ def running(machine: MachineFacts) -> list[Finding]:
 
 
 def users(machine: MachineFacts) -> list[Finding]:
+    """Users as whom the workers of drivers run: fails if one is missing, or agentd may not change users."""
     found = [
         Finding(
             "users",
@@ -368,6 +335,7 @@ def users(machine: MachineFacts) -> list[Finding]:
 
 
 def leftovers(machine: MachineFacts) -> list[Finding]:
+    """Run directories, processes and cgroups that earlier runs have left: warns."""
     found = [
         Finding("leftover_run_dir", WARN, f"no agentd uses {path} any more", f"rm -r {path}") for path in machine.stale
     ]
@@ -386,7 +354,18 @@ def leftovers(machine: MachineFacts) -> list[Finding]:
     return found or [Finding("leftovers", PASS, "nothing is left of earlier runs")]
 
 
-CHECKS: tuple[Callable[[MachineFacts], list[Finding]], ...] = (
-    python, run_directories, shared_memory, disks, limits, cgroups, clock, head, admission, keys, accelerators, running,
-    users, leftovers,
-)  # fmt: skip
+CHECKS: tuple[Check[MachineFacts], ...] = (
+    Check(("python", *REQUIRED, "uvloop", "cryptography", "torch"), python),
+    Check(("run_dir",), run_directories),
+    Check(("shared_memory",), shared_memory),
+    Check(("disk",), disks),
+    Check(("cgroup", "memory_limit", "pids_limit"), cgroups),
+    Check(("head",), head),
+    Check(("admission",), admission),
+    Check(("keys",), keys),
+    Check(("accelerators",), accelerators),
+    Check(("processes",), running),
+    Check(("users",), users),
+    Check(("leftover_run_dir", "leftover_process", "leftover_cgroup", "leftovers"), leftovers),
+)
+"""The checks on this machine that nodes do not have."""

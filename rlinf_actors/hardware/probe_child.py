@@ -104,6 +104,24 @@ def measure_main(argv: list[str]) -> None:
     finish(answer, json.dumps(result).encode())
 
 
+def holders_main(argv: list[str]) -> None:
+    """Write which processes hold memory of a vendor's accelerators, as a JSON object with `held` and `faults`.
+
+    Args:
+        argv: the parent's pid, and the accelerator type, whose module has a function ``holders``.
+    """
+    answer = contain(int(argv[0]))
+    try:
+        from rlinf_actors.hardware.vendors.catalog import vendor_of
+
+        vendor = vendor_of(argv[1])
+        held = importlib.import_module(vendor.module if vendor is not None else "").holders()
+        result = {"held": held}
+    except Exception as error:  # noqa: BLE001 - the parent reports it as a fault of this vendor
+        result = {"faults": [_describe(error)]}
+    finish(answer, json.dumps(result).encode())
+
+
 def _extension(name: str) -> dict[str, Any]:
     from rlinf_actors.hardware.registry import registered_types
     from rlinf_actors.hardware.vendors.catalog import registered_vendors

@@ -15,6 +15,7 @@ from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
 from rlinf_actors.wire.client_messages import (
+    CheckNode,
     DrainNode,
     EndGroup,
     EStop,
@@ -83,6 +84,8 @@ class Authority:
             what = f"namespace {body.question.namespace!r}" if body.question.namespace is not None else "any job"
             read = _READ[type(body)]
             raise Refused(KIND, f"{member} may read {read} of its own jobs only, and {what} is not")
+        elif isinstance(body, CheckNode) and body.question.path is not None and speaker.role == "viewer":
+            raise Refused(KIND, f"{member} may read facts of nodes only: the test of a path loads the network")
         elif isinstance(body, SwitchTrace) and not self.sees(event)(body.switch.namespace):
             what = f"namespace {body.switch.namespace!r}"
             raise Refused(KIND, f"{member} may trace its own jobs only, and {what} is not")

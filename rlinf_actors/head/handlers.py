@@ -71,6 +71,7 @@ class Handlers:
             client_messages.ReadLogs: head.queries.ask_logs,
             client_messages.ReadStacks: head.queries.ask_stacks,
             client_messages.ReadFigures: head.queries.ask_figures,
+            client_messages.CheckNode: head.queries.ask_checks,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
@@ -109,6 +110,7 @@ class Handlers:
             agent_messages.LogsSent: head.queries.found,
             agent_messages.StacksSent: head.queries.found,
             agent_messages.FiguresSent: head.queries.found,
+            agent_messages.ChecksSent: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),

@@ -12,10 +12,12 @@ from rlinf_actors.head.records import Index, Node, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
+    ChecksSent,
     FiguresSent,
     HardwareFound,
     LogsSent,
     LookForHardware,
+    SendChecks,
     SendFigures,
     SendLogs,
     SendStacks,
@@ -27,13 +29,16 @@ from rlinf_actors.wire.agent_messages import (
     TracesSwitched,
     WorkersHealth,
 )
+from rlinf_actors.wire.check_values import PathTest
 from rlinf_actors.wire.client_messages import (
+    CheckNode,
     Drained,
     DrainNode,
     Enumerated,
     EnumerateHardware,
     FiguresRead,
     LogsRead,
+    NodeChecked,
     ReadFigures,
     ReadLogs,
     ReadStacks,
@@ -46,7 +51,7 @@ from rlinf_actors.wire.client_messages import (
 )
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S
-from rlinf_actors.wire.protocol import FIGURES, STACKS
+from rlinf_actors.wire.protocol import CHECKS, FIGURES, STACKS
 from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
@@ -155,10 +160,12 @@ MAX_LIMIT_S = 600.0
 
 
 TRACE_S = 10.0
-"""Time limit of a question for traces, stacks or figures, in seconds."""
+"""Time limit of a question for traces, stacks, figures or facts, in seconds."""
 OUTSIDE_S = 60.0
 """Time limit of a question for stacks that templates take from outside, in seconds."""
-_Order = Union[LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs]
+CHECK_S = 20.0
+"""Time limit of a question for facts of a node, or for a step in the test of a path, in seconds."""
+_Order = Union[LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs, SendChecks]
 
 
 class _NodeQuery(msgspec.Struct, eq=False):
@@ -224,6 +231,22 @@ class NodeQueries:
         self._check_age(asked.node_id, FIGURES, "send figures")
         self._forward(event, asked.node_id, SendFigures(self._name(), asked.question), "figures", TRACE_S)
 
+    def ask_checks(self, event: commands.RequestReceived, asked: CheckNode) -> None:
+        """Ask a node for facts, or for a step in the test of a path; the answer goes to the sender of *event*."""
+        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
+        self._check_age(asked.node_id, CHECKS, "send facts")
+        if asked.question.path is not None and asked.question.path.step == "measure":
+            self._check_far(asked.question.path)
+        self._forward(event, asked.node_id, SendChecks(self._name(), asked.question), "facts", CHECK_S)
+
+    def _check_far(self, path: PathTest) -> None:
+        """Raise Refused if a node would connect to another address than one of the node at the far end."""
+        far = self._head.nodes.get(path.far)
+        if far is None or not far.usable:
+            raise commands.Refused("node_lost", f"node {path.far}, the far end of the path, is not there (any more)")
+        if path.ip not in (far.report.ip, *far.report.interfaces.values()):
+            raise commands.Refused("usage", f"{path.ip!r} is no address of node {far.name}")
+
     def _check_age(self, node_id: str, protocol: int, what: str) -> None:
         node = self._head.nodes.get(node_id)
         if node is not None and node.protocol < protocol:
@@ -253,12 +276,14 @@ class NodeQueries:
         self._head.emit(commands.Notify(node.peer, order))
 
     def found(
-        self, node: Node, body: HardwareFound | TraceSent | TracesSwitched | StacksSent | FiguresSent | LogsSent
+        self,
+        node: Node,
+        body: HardwareFound | TraceSent | TracesSwitched | StacksSent | FiguresSent | LogsSent | ChecksSent,
     ) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         kind: type[_Order]
-        answer: TraceRead | TraceSwitched | StacksRead | FiguresRead | LogsRead | Enumerated
+        answer: TraceRead | TraceSwitched | StacksRead | FiguresRead | LogsRead | NodeChecked | Enumerated
         if isinstance(body, TraceSent):
             kind, answer = SendTrace, TraceRead(body.answer)
         elif isinstance(body, TracesSwitched):
@@ -267,6 +292,8 @@ class NodeQueries:
             kind, answer = SendStacks, StacksRead(body.answer)
         elif isinstance(body, LogsSent):
             kind, answer = SendLogs, LogsRead(body.answer)
+        elif isinstance(body, ChecksSent):
+            kind, answer = SendChecks, NodeChecked(body.answer)
         elif isinstance(body, FiguresSent):
             kind, answer = SendFigures, FiguresRead(body.answer)
         else:

@@ -110,6 +110,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "StacksRead": _HEAD,
         "ReadFigures": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
         "FiguresRead": _HEAD,
+        "CheckNode": _DRIVER | _HEAD | _VIEWER,  # a viewer facts only
+        "NodeChecked": _HEAD,
         # running the cluster
         "EStop": _PEERS,  # whoever sees danger, but a viewer; only a driver or the head may release it
         "EStopped": _HEAD,
@@ -136,6 +138,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "StacksSent": _AGENT,
         "SendFigures": _HEAD,
         "FiguresSent": _AGENT,
+        "SendChecks": _HEAD,
+        "ChecksSent": _AGENT,
         "Watch": _HEAD,
         "Unwatch": _HEAD,
         "ProcessGone": _AGENT,

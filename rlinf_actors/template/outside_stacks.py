@@ -15,16 +15,15 @@ import contextlib
 import math
 import os
 import selectors
-import shutil
 import signal
 import stat
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from rlinf_actors import procfs
+from rlinf_actors.diagnosis.ptrace import find_py_spy, yama
 from rlinf_actors.template import stack_texts
 from rlinf_actors.template.forked_workers import ForkedWorker
 from rlinf_actors.wire import template_protocol as packets
@@ -43,7 +42,6 @@ AT_ONCE = 4
 """Most processes of py-spy at a time."""
 OUTPUT_BYTES = 4 << 20
 """Most bytes of a dump that are read."""
-YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 class _Dump:
@@ -274,22 +272,10 @@ def _become(command: list[str], go: int, out: int, err: int) -> None:
         os._exit(1)
 
 
-def find_py_spy() -> str:
-    """Return the path of py-spy: beside this interpreter, or on PATH. "" if there is none."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or ""
-
-
 def handles(pid: int, number: int) -> bool:
     """Return True if the process *pid* has a handler of the signal *number*."""
     words = procfs.text_of(f"/proc/{pid}/status").partition("\nSigCgt:")[2].split(None, 1)
     return bool(words and int(words[0], 16) >> (number - 1) & 1)
-
-
-def yama() -> int:
-    """Return kernel.yama.ptrace_scope, 0 in a kernel without Yama."""
-    text = procfs.text_of(YAMA).strip()
-    return int(text) if text.isdigit() else 0
 
 
 def why_not(error: str, pid: int, scope: int, status: str) -> str:

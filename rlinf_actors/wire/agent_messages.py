@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.wire import figure_values, log_values, stack_values, trace_values, values
+from rlinf_actors.wire import check_values, figure_values, log_values, stack_values, trace_values, values
 from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.program import Program
@@ -178,6 +178,20 @@ class FiguresSent(ControlMessage, frozen=True):
 
     id: Name
     answer: figure_values.NodeFigures
+
+
+class SendChecks(ControlMessage, frozen=True):
+    """Notice to an agentd: answer `question` by ChecksSent with the same id. Since protocol 7."""
+
+    id: Name
+    question: check_values.CheckQuestion
+
+
+class ChecksSent(ControlMessage, frozen=True):
+    """Notice of an agentd: the answer to the SendChecks with this id. The head ignores an unknown id."""
+
+    id: Name
+    answer: check_values.CheckAnswer
 
 
 class Watch(ControlMessage, frozen=True):
@@ -465,7 +479,7 @@ class Beat(ControlMessage, frozen=True):
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
     StopLooking, SendTrace, TraceSent, SwitchTraces, TracesSwitched, SendLogs, LogsSent, SendStacks, StacksSent,
-    SendFigures, FiguresSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
-    LogCredit, FlushLogs, Flushing, RefusalReport,
+    SendFigures, FiguresSent, SendChecks, ChecksSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited,
+    WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

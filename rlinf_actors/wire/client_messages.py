@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from rlinf_actors.wire import figure_values, log_values, stack_values, trace_values, values
+from rlinf_actors.wire import check_values, figure_values, log_values, stack_values, trace_values, values
 from rlinf_actors.wire.bounds import (
     Document,
     Few,
@@ -126,6 +126,20 @@ class ReadFigures(ControlMessage, frozen=True):
 
 class FiguresRead(ControlMessage, frozen=True):
     answer: figure_values.NodeFigures
+
+
+class CheckNode(ControlMessage, frozen=True):
+    """Ask the head to have the node `node_id` send facts, or take a step in the test of a path. Since protocol 7.
+
+    Answered by NodeChecked, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
+    """
+
+    node_id: Name
+    question: check_values.CheckQuestion = check_values.CheckQuestion()
+
+
+class NodeChecked(ControlMessage, frozen=True):
+    answer: check_values.CheckAnswer
 
 
 class Launch(ControlMessage, frozen=True):
@@ -469,9 +483,9 @@ class Drained(ControlMessage, frozen=True):
 
 ClientMessage = Union[
     GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, SwitchTrace, TraceSwitched, ReadLogs,
-    LogsRead, ReadStacks, StacksRead, ReadFigures, FiguresRead, Launch, Launched, FindGroup, Handles, Detach,
-    StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
-    EStop, EStopped, EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey,
-    RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
+    LogsRead, ReadStacks, StacksRead, ReadFigures, FiguresRead, CheckNode, NodeChecked, Launch, Launched, FindGroup,
+    Handles, Detach, StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status,
+    GetEvents, Events, EStop, EStopped, EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey,
+    Enrolled, AddKey, RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
 """Every control message between clients and the head."""

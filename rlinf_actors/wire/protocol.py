@@ -44,6 +44,9 @@ STACKS = 7
 FIGURES = 7
 """The first protocol in which agentds send figures of their node and workers, and the head lists viewers."""
 
+CHECKS = 7
+"""The first protocol in which agentds send the facts that `rlinf-actors doctor` checks."""
+
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Base of all control messages. The class's name is the tag by which the receiver recognises the message."""

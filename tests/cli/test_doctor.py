@@ -10,21 +10,33 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from namespaces import can_unshare
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cli import app, doctor, doctor_checks
-from rlinf_actors.cli.doctor import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
-from rlinf_actors.cli.doctor_checks import Directory, Disk, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
+from rlinf_actors.cli import app, doctor, doctor_checks, doctor_machine
+from rlinf_actors.cli.doctor_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess, diagnose
+from rlinf_actors.cli.doctor_finding import Finding
+from rlinf_actors.cli.doctor_machine import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
 from rlinf_actors.net.link import Diagnosis
 from rlinf_actors.net.rpc import KeyRefusedError
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.settings import CLIENT_CONFIG, Settings
+from rlinf_actors.wire.check_values import NodeFacts
 
+FACTS = NodeFacts(
+    "1.0",
+    open_files=(1024, 65536),
+    real_time=99,
+    shared_memory=[8 << 30, 8 << 30],
+    cgroup="/sys/fs/cgroup/w",
+    clock_synchronized=True,
+    py_spy="/venv/bin/py-spy",
+)
 GOOD = MachineFacts(
     user=1000,
     python=(3, 11, 7),
@@ -38,17 +50,18 @@ GOOD = MachineFacts(
         "torch": "2.9",
     },
     run_parent=Directory("/tmp", 0o1777),
-    shm=(8 << 30, 8 << 30),
     memfd="",
     peers="",
-    files=(1024, 65536),
-    memlock=-1,
     cgroups=Roots("/sys/fs/cgroup/w", ("memory", "pids")),
-    clock_synchronized=True,
+    facts=FACTS,
     head="10.0.0.1:6380",
     head_version="1.0",
     version="1.0",
 )
+
+
+def with_facts(**changes):
+    return dataclasses.replace(GOOD, facts=msgspec.structs.replace(FACTS, **changes))
 
 
 def test_good_machine_passes_all_checks():
@@ -79,15 +92,9 @@ def test_good_machine_passes_all_checks():
         ({"run_parent": Directory("/" + 70 * "x", 0o700)}, "run_dir", "warn", "71 bytes long", "RLINF_ACTORS_RUN_DIR"),
         ({"memfd": "Cannot allocate memory"}, "shared_memory", "warn", "Cannot allocate", "memory limit"),
         ({"peers": "PermissionError: …"}, "shared_memory", "warn", "one another's memory", "SYS_PTRACE"),
-        ({"shm": None}, "dev_shm", "warn", "no /dev/shm", "mount -t tmpfs"),
-        ({"shm": (1 << 20, 1 << 20)}, "dev_shm", "warn", "1 MiB of 1 MiB", "remount,size=8G"),
-        ({"files": (64, 128)}, "open_files", "fail", "at most 128", "ulimit -Hn 65536"),
-        ({"files": (256, 1024)}, "open_files", "warn", "about 137 workers", "LimitNOFILE"),
-        ({"memlock": 65536, "accelerators": {"NV_GPU": 8}}, "locked_memory", "warn", "RDMA", "ulimit -l unlimited"),
         ({"cgroups": Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})}, "cgroup", "warn", "brand", "this"),
         ({"cgroups": Roots("/w", ("pids",), why={"memory": "that"})}, "memory_limit", "warn", "cannot hold", "that"),
         ({"cgroup_error": "is '/x', which is no directory"}, "cgroup", "fail", "no directory", "agentd.toml"),
-        ({"clock_synchronized": False}, "clock", "warn", "not synchronized", "set-ntp"),
         ({"head_error": "no answer in 5 s"}, "head", "fail", "no answer", "agentd --head --listen 10.0.0.1:6380"),
         ({"head_version": "0.9"}, "head", "warn", "version 0.9, this is 1.0", "install rlinf-actors 0.9"),
         ({"keys": [KeyOnDisk("/k", True), KeyOnDisk("/k/a", True, "agent 'n1'")]}, "keys", "pass", "agent 'n1'", ""),
@@ -143,9 +150,9 @@ def test_each_problem_has_its_status_and_fix(change, check, status, text, fix):
 
 def test_every_warning_and_failure_has_a_fix():
     bad = MachineFacts(
-        user=1, python=(3, 11, 0), interpreter="p", modules={}, run_parent=Directory("/gone"), shm=None, memfd="no",
-        peers="", files=(10, 10), memlock=1, cgroups=Roots(why=dict.fromkeys(("cgroup", "memory", "pids"), "w")),
-        clock_synchronized=False, head="h:1", head_error="silent", faults=["f"], accelerators={"NV_GPU": 1},
+        user=1, python=(3, 11, 0), interpreter="p", modules={}, run_parent=Directory("/gone"), memfd="no",
+        peers="", facts=NodeFacts("1"), cgroups=Roots(why=dict.fromkeys(("cgroup", "memory", "pids"), "w")),
+        head="h:1", head_error="silent", faults=["f"], accelerators={"NV_GPU": 1},
         stale=["/s"], stale_cgroups=["/c"],
     )  # fmt: skip
     assert [f for f in diagnose(bad) if f.status != "pass" and not f.fix] == []
@@ -164,25 +171,26 @@ def test_this_machine_is_inspected(rlinf_leak_check):
 
 def test_each_disk_is_reported_once(tmp_path):
     (tmp_path / "a").mkdir()
-    assert [disk.path for disk in doctor.disks([f"{tmp_path}/gone", str(tmp_path), f"{tmp_path}/a"])] == [str(tmp_path)]
+    found = doctor_machine.disks([f"{tmp_path}/gone", str(tmp_path), f"{tmp_path}/a"])
+    assert [disk.path for disk in found] == [str(tmp_path)]
 
 
 @pytest.mark.live
 def test_unreachable_head_fails(rlinf_leak_check, monkeypatch):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.2)
-    said = doctor._ask("127.0.0.1:1", Settings.load())
+    said = doctor_machine._ask("127.0.0.1:1", Settings.load())
     (finding,) = doctor_checks.head(dataclasses.replace(GOOD, head="127.0.0.1:1", head_error=said.error))
     assert finding.status == "fail"
     assert "did not answer" in finding.text
 
 
 def test_failure_exits_with_1_and_is_in_the_json(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: dataclasses.replace(GOOD, files=(1, 1)))
+    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: with_facts(open_files=(1, 1)))
     assert app.run(["doctor", "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown["fail"] == 1
-    assert set(shown["findings"][0]) == {"check", "status", "text", "fix"}
-    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: dataclasses.replace(GOOD, shm=None))
+    assert set(shown["findings"][0]) == {"check", "status", "text", "fix", "nodes"}
+    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: with_facts(shared_memory=[]))
     assert app.run(["doctor"]) == 0
     assert "WARN  dev_shm" in (out := capsys.readouterr().out)
     assert "fix: mount -t tmpfs" in out
@@ -201,6 +209,15 @@ def test_unused_run_directories_are_reported(tmp_path):
     fcntl.flock(lock, fcntl.LOCK_EX)
     assert stale_run_dirs([str(tmp_path)]) == [str(tmp_path / f"rlinf-{name}") for name in ("stale", "workers")]
     os.close(lock)
+
+
+@pytest.mark.live
+def test_a_running_template_is_no_leftover(rlinf_cluster):
+    """A template has a title in the place of its command line."""
+    run_dir = rlinf_cluster._daemon.run_dir
+    ours = [one for one in processes() if one.kind == "template" and doctor_machine._run_dir_of(one.pid) == run_dir]
+    assert len(ours) == 1
+    assert not ours[0].orphan
 
 
 @pytest.mark.live
@@ -224,14 +241,16 @@ def test_private_cluster_is_not_listed_as_an_agentd(rlinf_cluster):
 
 def test_a_worker_without_its_template_is_an_orphan(tmp_path):
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    (tmp_path / "t").mkdir()
+    output = os.open(tmp_path / "t/1.err", os.O_WRONLY | os.O_CREAT)
     env = {**os.environ, WORKER_MARK: "abc-0"}
     orphan = subprocess.Popen(["sleep", "1000"], env=env)
     template = subprocess.Popen(
         [sys.executable, "-c", "import os, subprocess, sys; os.environ['RLINF_ACTORS_WORKER'] = 'abc-1';"
-         "subprocess.run([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(1000)'])",
-         f"{tmp_path}/pkg"],
-        env={**os.environ, WORKER_MARK: "-" * 128}, stdout=subprocess.PIPE, text=True,
+         "subprocess.run([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(1000)'])"],
+        env={**os.environ, WORKER_MARK: "-" * 128}, stdout=subprocess.PIPE, stderr=output, text=True,
     )  # fmt: skip
+    os.close(output)
     assert template.stdout is not None
     worker = int(template.stdout.readline())
     try:
@@ -302,7 +321,7 @@ def test_a_cryptography_that_cannot_be_loaded_is_found(monkeypatch, tmp_path):
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libssl.so.3: version not found')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    assert "version not found" in doctor._cipher_error()
+    assert "version not found" in doctor_machine._cipher_error()
 
 
 @pytest.mark.parametrize(
@@ -315,8 +334,8 @@ def test_a_cryptography_that_cannot_be_loaded_is_found(monkeypatch, tmp_path):
     ],
 )
 def test_fix_fits_the_cause(error, fix):
-    assert fix in doctor.fix_of(error)
-    assert bool(fix) == bool(doctor.fix_of(error))
+    assert fix in doctor_machine.fix_of(error)
+    assert bool(fix) == bool(doctor_machine.fix_of(error))
 
 
 def test_a_users_link_in_place_of_a_lock_is_not_followed(tmp_path):
@@ -324,8 +343,8 @@ def test_a_users_link_in_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / "device").touch()
     (tmp_path / "lock").symlink_to(tmp_path / "device")
     with pytest.raises(OSError, match="symbolic links"):
-        doctor.is_locked(str(tmp_path / "lock"))
-    assert not doctor.is_locked(str(tmp_path / "device"))
+        doctor_machine.is_locked(str(tmp_path / "lock"))
+    assert not doctor_machine.is_locked(str(tmp_path / "device"))
     with open(tmp_path / "device") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert doctor.is_locked(str(tmp_path / "device"))
+        assert doctor_machine.is_locked(str(tmp_path / "device"))

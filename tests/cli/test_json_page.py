@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from rlinf_actors.cli.channel_command import figures_dict
+from rlinf_actors.cli.doctor import report
+from rlinf_actors.cli.doctor_cluster import ClusterFacts, End, Path
+from rlinf_actors.cli.doctor_finding import Finding
 from rlinf_actors.cli.job_command import job_dict
 from rlinf_actors.cli.views import driver_dict, group_dict, summary, worker_dict
 from rlinf_actors.cli.worker_command import KILLED, _worker_of
+from rlinf_actors.wire.check_values import NodeFacts, PathAnswer
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.event_json import event_dict
 from rlinf_actors.wire.figure_values import ChannelFigures, KeyFigures
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.program import DriverState, Program
-from rlinf_actors.wire.values import ClusterEvent, ExitReport, GroupState, LeaseState, WorkerState
+from rlinf_actors.wire.values import (
+    ClusterEvent,
+    ExitReport,
+    GroupState,
+    LeaseState,
+    NodeReport,
+    NodeState,
+    WorkerState,
+)
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
 WORKER = WorkerState(id="g-0", rank=0, node_rank=0, node_ip="10.0.0.1", state="running")
 GROUP = GroupState("ns", "g", "m:C", "d1", "running", [WORKER])
 LEASE = LeaseState("k", "arm", "ns", "g", "owner", ["g:0"], ["n0"], "held", 1.0, None)
 STATUS = Status("e", "1", 1.0, [], [GROUP], [], [LEASE])
+
+NODE = NodeState(NodeReport("n1", "n1", "10.0.0.1", "h", 1, 1, "3.11", "/p"), "i", 0, "ready", 0.0)
+END = End("n1", "n1", "10.0.0.1")
+DIAGNOSIS = report(
+    [Finding("a", "pass", "")], ClusterFacts([NODE], {"n1": NodeFacts("1")}, paths=[Path(END, END, PathAnswer())])
+)
 
 PRINTED = {
     "An event": event_dict(ClusterEvent(1, 1.0, "estop", "")),
@@ -41,6 +59,10 @@ PRINTED = {
         **dict.fromkeys(["name", "job", "host", "worker", "fault"]),
         **figures_dict(ChannelFigures()),
     },
+    "A diagnosis": DIAGNOSIS,
+    "A finding": DIAGNOSIS["findings"][0],
+    "Facts of a node": DIAGNOSIS["nodes"][0],
+    "A tested path": DIAGNOSIS["paths"][0],
     "A key of a channel": msgspec.structs.asdict(KeyFigures("k")),
 }
 

@@ -4,8 +4,9 @@
  *                    MIG slices follow their GPU: MIG profile,uuid,MiB, such as MIG 1g.10gb,MIG-a,9728;
  *                    "MIG -,-,0" stands for a GPU in MIG mode without any. Slice numbers have a gap, as NVML's may.
  * FAKE_NVML_MODE     CALL=WHAT, e.g. init=hang: what nvml CALL does instead of answering. Calls: init, count, handle,
- *                    name, uuid, memory, utilization, mig. What: hang, segfault, exit, garbage, fork, print, or an error number.
+ *                    name, uuid, memory, utilization, mig, processes. What: hang, segfault, exit, garbage, fork, print, or an error number.
  *                    handle@2=15: only for device 2.
+ * FAKE_NVML_PROCESSES  one process per ';': device,pid,MiB.
  * FAKE_NVML_PID_FILE gets the pid of the process that hangs, or of the one that was forked; may be a FIFO.
  */
 #include <signal.h>
@@ -158,4 +159,29 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned int index, device **
     if (index == 1 || (index ? index - 1 : 0) >= d->slices) return 6;
     *out = &parts[d->slice[index ? index - 1 : 0]];
     return 0;
+}
+
+/* nvml.h: nvmlProcessInfo_v2_t */
+typedef struct {
+    unsigned int pid;
+    unsigned long long used;
+    unsigned int instance, compute_instance;
+} process;
+
+int nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned int *room, process *out) {
+    const char *text = getenv("FAKE_NVML_PROCESSES");
+    char copy[8192], *save, *part;
+    unsigned int number, pid, found = 0;
+    unsigned long long mib;
+    int error = misbehave("processes", (int)d->index);
+    if (error) return error;
+    snprintf(copy, sizeof copy, "%s", text ? text : "");
+    for (part = strtok_r(copy, ";", &save); part; part = strtok_r(NULL, ";", &save)) {
+        if (sscanf(part, "%u,%u,%llu", &number, &pid, &mib) != 3 || number != d->index) continue;
+        if (out && found < *room) out[found] = (process){pid, mib << 20, ~0u, ~0u};
+        found++;
+    }
+    error = found > *room ? 7 : 0; /* NVML_ERROR_INSUFFICIENT_SIZE */
+    *room = found;
+    return error;
 }

@@ -10,7 +10,9 @@ from rlinf_actors.head.authority import _HOW, who_may
 from rlinf_actors.head.commands import LogEvent, Refuse
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import FlushLogs, Goodbye, LogCredit, LogLines, StopWorkers, Welcome
+from rlinf_actors.wire.check_values import CheckQuestion, PathTest
 from rlinf_actors.wire.client_messages import (
+    CheckNode,
     Detach,
     Drained,
     DrainNode,
@@ -56,6 +58,7 @@ REQUESTS = {
     "ReadStacks": ReadStacks("n1", StackQuestion("ann", [])),
     "ReadLogs": ReadLogs("n1", LogQuestion("ann")),
     "ReadFigures": ReadFigures("n1", FigureQuestion("ann")),
+    "CheckNode": CheckNode("n1", CheckQuestion(facts=True)),
     "SwitchTrace": SwitchTrace("n1", TraceSwitch("ann", 1024)),
     "DrainNode": DrainNode("n1", "me"),
     "GetNodes": GetNodes(),
@@ -74,13 +77,13 @@ MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
             "FlushLogs", "Detach", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures",
-            "ReadLogs"},
+            "ReadLogs", "CheckNode"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
              "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures",
-             "ReadLogs"},
-    "eye": {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures", "ReadLogs"},
+             "ReadLogs", "CheckNode"},
+    "eye": {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures", "ReadLogs", "CheckNode"},
 }  # fmt: skip
 
 
@@ -201,6 +204,12 @@ def test_a_viewer_sees_all_jobs_and_no_host_ids(kit):
     assert {node.report.host for node in status.nodes} == {""}
     assert {event.namespace for event in kit.ask("eye", GetEvents()).events} >= {"ann", "bob"}
     assert kit.ask("eye", ReadFigures("n1")) is None  # n1 is asked
+
+
+def test_a_viewer_reads_facts_and_loads_no_network(kit):
+    kit.give("eye", "v", role="viewer")
+    asked = CheckNode("n1", CheckQuestion(path=PathTest("listen", "10.0.0.1")))
+    assert "the test of a path loads the network" in refused(kit.ask("eye", asked))
 
 
 def test_a_viewer_has_no_session_and_cannot_stop_robots(kit):

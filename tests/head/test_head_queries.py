@@ -9,11 +9,13 @@ from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.operations import SPARE_S, TRACE_S
 from rlinf_actors.wire.agent_messages import (
     Beat,
+    ChecksSent,
     FiguresSent,
     Goodbye,
     HardwareFound,
     LogsSent,
     LookForHardware,
+    SendChecks,
     SendFigures,
     SendLogs,
     SendStacks,
@@ -24,11 +26,14 @@ from rlinf_actors.wire.agent_messages import (
     TraceSent,
     TracesSwitched,
 )
+from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, NodeFacts, PathTest
 from rlinf_actors.wire.client_messages import (
+    CheckNode,
     Enumerated,
     EnumerateHardware,
     FiguresRead,
     LogsRead,
+    NodeChecked,
     ReadFigures,
     ReadLogs,
     ReadStacks,
@@ -254,6 +259,30 @@ def test_figures_reach_the_client_once(kit):
     assert kit.answers() == [("d1", FiguresRead(found))]
     kit.tell("a:n1", FiguresSent(order.id, found))
     assert kit.answers() == []
+
+
+def test_facts_reach_the_client(kit):
+    assert kit.ask("d1", CheckNode("n1", CheckQuestion(facts=True))) is None
+    (order,) = kit.sent(SendChecks, "a:n1")
+    found = CheckAnswer(1.5, NodeFacts("1.0"))
+    kit.tell("a:n1", ChecksSent(order.id, found))
+    assert kit.answers() == [("d1", NodeChecked(found))]
+
+
+def test_a_node_connects_to_addresses_of_nodes_only(kit):
+    """Else a driver could have an agentd connect to any machine that it reaches."""
+    kit.ask("a:n2", agent_hello("n2"))
+    test = PathTest("measure", "10.9.9.9", far="n2", port=22)
+    refusal = kit.ask("d1", CheckNode("n1", CheckQuestion(path=test)))
+    assert isinstance(refusal, Refuse)
+    assert "'10.9.9.9' is no address of node" in refusal.text
+    refusal = kit.ask("d1", CheckNode("n1", CheckQuestion(path=PathTest("measure", "10.9.9.9", far="n9"))))
+    assert isinstance(refusal, Refuse)
+    assert "not there" in refusal.text
+    ip = kit.head.nodes.get("n2").report.ip
+    good = CheckQuestion(path=PathTest("measure", ip, far="n2", port=22))
+    assert kit.ask("d1", CheckNode("n1", good)) is None
+    assert [order.question for order in kit.sent(SendChecks, "a:n1")] == [good]
 
 
 def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):

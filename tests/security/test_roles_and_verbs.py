@@ -43,5 +43,5 @@ def test_every_role_but_a_viewer_and_a_join_token_may_press_the_emergency_stop()
 
 
 def test_a_viewer_may_ask_and_nothing_else():
-    asks = {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures", "ReadLogs"}
+    asks = {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures", "ReadLogs", "CheckNode"}
     assert {verb for verb in VERBS if may(Member("viewer"), verb)} == asks

@@ -24,7 +24,7 @@ NATIVE = {
 MEMORY = {
     # a CPU's memory through ctypes: of this process, or shared by processes of one machine
     "agentd/keeper.py", "agentd/users.py", "rlinf_actors/hardware/egl.py",
-    "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/doctor.py",
+    "rlinf_actors/cli/estop_button.py", "rlinf_actors/diagnosis/machine.py",
     "rlinf_actors/environ_block.py", "rlinf_actors/net/shared_memory.py",
     "rlinf_actors/net/descriptors.py", "rlinf_actors/net/held_signals.py", "rlinf_actors/net/memory_mapping.py",
     "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost_errors.py", "rlinf_actors/messaging/contents.py",

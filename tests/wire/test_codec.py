@@ -14,6 +14,7 @@ from rlinf_actors.wire import control_codec, frames, template_protocol
 from rlinf_actors.wire.agent_messages import (
     AgentHello,
     Beat,
+    ChecksSent,
     ClientHello,
     FiguresSent,
     Flushing,
@@ -27,6 +28,7 @@ from rlinf_actors.wire.agent_messages import (
     ProcessGone,
     Refusal,
     RefusalReport,
+    SendChecks,
     SendFigures,
     SendLogs,
     SendStacks,
@@ -45,7 +47,20 @@ from rlinf_actors.wire.agent_messages import (
     WorkerReady,
     WorkersHealth,
 )
+from rlinf_actors.wire.check_values import (
+    CheckAnswer,
+    CheckQuestion,
+    Holder,
+    Interface,
+    Interpreter,
+    LogUse,
+    NodeFacts,
+    PathAnswer,
+    PathTest,
+    Transfer,
+)
 from rlinf_actors.wire.client_messages import (
+    CheckNode,
     ClientGone,
     Detach,
     Done,
@@ -67,6 +82,7 @@ from rlinf_actors.wire.client_messages import (
     Launch,
     Launched,
     LogsRead,
+    NodeChecked,
     Nodes,
     ReadFigures,
     ReadLogs,
@@ -139,6 +155,12 @@ FIGURES = NodeFigures(
     ), WorkerFigures("w-1", fault="it has ended")],
     ProcessFigures(), 100.0, 8, 0.5, 1 << 34, 1 << 33, 0.001, [DeviceFigures("NV_GPU", 50, 60, 1 << 36, 1 << 30)], 3.0,
     [DiskFigures("logs", "/var/log", 1 << 40, 1 << 39)], 0.5,
+)  # fmt: skip
+
+FACTS = NodeFacts(
+    "1.0", [Interpreter("/p", "3.11", {"torch": "2.9"}, True)], [Interface("eth0", "10.0.0.1", 24, True, 1500, 10000)],
+    (1024, 4096), -1, 99, [1 << 30, 1 << 29], 1, "/py-spy", False, "/cg", {"memory": "why"}, True,
+    LogUse(DiskFigures("logs", "/l", 1 << 40, 1 << 39), 5, 3, 1), [Holder(0, 7, 1 << 30, "ended")], ["x"], 2, 8, 1,
 )  # fmt: skip
 
 BODIES = [
@@ -216,6 +238,10 @@ BODIES = [
     FiguresRead(FIGURES),
     SendFigures("e-4", FigureQuestion("ns")),
     FiguresSent("e-4", FIGURES),
+    CheckNode("id", CheckQuestion(path=PathTest("measure", "10.0.0.2", "", "n2", 40000, b"s", 1 << 20, 0.5))),
+    NodeChecked(CheckAnswer(1.5, FACTS)),
+    SendChecks("e-6", CheckQuestion(facts=True)),
+    ChecksSent("e-6", CheckAnswer(1.5, path=PathAnswer(1, b"s", "10.0.0.1", Transfer(1, 0.5), rtt_s=0.1, heard=True))),
     DrainNode("id", "kim@lab", "new disk", True),
     Drained(NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk", protocol=7)),
     WorkersHealth([WorkerHealth("w-0", "it does not answer", for_s=5.5)]),

@@ -19,6 +19,9 @@ _MAX_DEVICES = 256
 _MAX_SLICES = 64
 """Largest number of MIG slices that are read from one GPU; today's GPUs have at most seven."""
 
+_MAX_HOLDERS = 256
+"""Most processes of one GPU that are read."""
+
 _EGL_LIMIT_S = 3.0
 """Longest time for the query of EGL devices, which may load a vendor's library that hangs."""
 
@@ -62,6 +65,17 @@ def measure(environ: Mapping[str, str]) -> FoundAccelerators:
         used = _optional(lambda handle=handle: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used), -1)  # type: ignore[misc]
         infos += [info if info.parent_uuid else replace(info, memory_used_bytes=used) for info in _devices(index, [])]
     return only_visible(FoundAccelerators(infos), AcceleratorType.NV_GPU, environ)
+
+
+def holders() -> list[tuple[int, int, int]]:
+    """Return the processes that hold memory of each GPU: its index, the pid, and the bytes (0 if unknown)."""
+    pynvml.nvmlInit()
+    found = []
+    for index in range(min(pynvml.nvmlDeviceGetCount(), _MAX_DEVICES)):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)[:_MAX_HOLDERS]:
+            found.append((index, int(one.pid), int(one.usedGpuMemory or 0)))
+    return found
 
 
 def _add_egl_indices(infos: list[AcceleratorInfo], environ: Mapping[str, str]) -> None:
