@@ -350,15 +350,12 @@ class TensorSender:
         on_cpu = tensor.device.type == "cpu"
         same_node = facts.host == self._endpoint.host
         uuid = "" if on_cpu else devices.uuid(tensor.device.index)
-        pair = routes.Pair(
-            same_process=self._to_myself,
-            same_node=same_node,
-            same_device=same_node and uuid in facts.devices,
-            ccl=backend in devices.backends
-            and backend in facts.backends
-            and (on_cpu or (facts.accelerator == devices.accelerator.value and self._ccl_fits(tensor, facts))),
-            shared=facts.ipc,
-        )
+        same_device = same_node and uuid in facts.devices
+        ccl = backend in devices.backends and backend in facts.backends
+        if ccl and not on_cpu:  # no CCL connects a device to itself, and `_ccl_fits` would warn of that
+            alike = facts.accelerator == devices.accelerator.value
+            ccl = alike and not same_device and self._ccl_fits(tensor, facts)
+        pair = routes.Pair(self._to_myself, same_node, same_device, ccl, shared=facts.ipc)
         path = routes.choose(routes.CPU if on_cpu else routes.ACCELERATOR, pair, self._endpoint.overrides)
         if path == routes.LOCAL:
             return path

@@ -255,6 +255,12 @@ def test_the_path_of_a_tensor_on_an_accelerator(sender, known, to_myself, path, 
     assert sender._path(OnGpu(), facts(**known), _Plan()) == path
 
 
+def test_no_warning_says_that_a_tensor_shared_by_ipc_travels_by_the_host(sender, caplog):
+    known = facts(devices=["uuid-0"], ipc=True, ccl_version="2.21.5", model="H100", parent="0000:0")
+    assert sender._path(OnGpu(), known, _Plan()) == "ipc"
+    assert not caplog.messages
+
+
 def test_ipc_and_lanes_take_the_tensors_of_one_device(sender):
     plan, known = _Plan(), facts(devices=["uuid-0", "uuid-1"], ipc=True)
     assert [sender._path(OnGpu(index), known, plan) for index in (0, 1, 0)] == ["ipc", "staged", "ipc"]
