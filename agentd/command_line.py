@@ -71,6 +71,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--embedded", action="store_const", const=True, help="belong to a driver (--owner-pid)")
     made.add_argument("--owner-pid", type=int, metavar="PID", help="end everything when this process ends")
     made.add_argument("--owner-start", type=int, metavar="TICKS", help="start of that process, ticks since boot")
+    made.add_argument(
+        "--of-run",
+        action="store_true",
+        help="belong to `rlinf-actors run`: read from stdin what to be, and end everything when stdin closes",
+    )
     made.add_argument("--ready-fd", type=int, metavar="FD", help="write one JSON line there when registered")
     made.add_argument(
         "--insecure-test-network",
@@ -102,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     forbid_dumps()  # it holds the node's key and the tokens of jobs, and workers may be of its user
     options = vars(parser().parse_args(argv))
     check_only, reap_only, keeper = options.pop("check_config"), options.pop("reap"), options.pop("keeper")
-    token = options.pop("token")
+    token, of_run = options.pop("token"), options.pop("of_run")
     from agentd.config import check_addresses, check_files, for_reaping, load, own_key
     from rlinf_actors.net.socket_security import Security
     from rlinf_actors.settings import Settings
@@ -114,6 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         stderr.set_up_logging()
         if keeper:
             return _keep(options["run_dir"] or unit.run_dir, stderr)
+        if of_run:
+            from agentd.run_order import take
+
+            options.update(take(0, os.environ))
         if token is not None:
             code = _ends(lambda: _join(token, options), stderr, lambda code, text: None)
             if code:

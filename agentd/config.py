@@ -94,6 +94,7 @@ class Config(msgspec.Struct, frozen=True):
     owner_pid: int | None = None  # pid of that driver, None without one
     owner_start: int = 0  # start of the driver in clock ticks since boot; 0 if unknown
     ready_fd: int = -1  # inherited pipe to that driver, -1 without
+    of_run: bool = False  # True if `rlinf-actors run` owns this process: it ends when stdin closes
     prestart: tuple[str, ...] | None = None  # modules of a template to start before any launch; None for no template
     run_dir: str | None = None  # directory of sockets, None for this user's default
     log_dir: str | None = None  # parent directory of the workers' log files, None for the default

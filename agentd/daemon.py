@@ -101,6 +101,8 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             if self._config.owner_pid is not None:
                 watch_owner(self._config.owner_pid, self._config.owner_start, self._owner_ended, stack)
+            if self._config.of_run:
+                watch_stdin(self._owner_ended, stack)
             watchdog = self._manager.watch(loop)
             if watchdog is not None:
                 stack.callback(watchdog.close)
@@ -139,7 +141,9 @@ class Daemon:
     def _close_run_dir(self, directory: RunDir) -> None:
         self._run_dir = None
         directory.close()
-        if self._orphaned:  # a living driver keeps the logs after a failure, and removes the directory itself
+        if (
+            self._orphaned or self._config.of_run
+        ):  # a living driver keeps the logs after a failure, and removes the directory itself
             from rlinf_actors.kept_logs import keep
 
             parent = Settings.load().kept_logs
@@ -425,7 +429,7 @@ class Daemon:
 
     def _owner_ended(self) -> None:
         self._orphaned = True
-        self._stop("the driver ended")
+        self._stop("its `rlinf-actors run` has ended" if self._config.of_run else "the driver ended")
 
     def _hand_over(self) -> None:
         """Handle SIGUSR1: end agentd, and leave its workers without robots running for the next agentd. If the workers
@@ -466,6 +470,19 @@ class Daemon:
             self._session.describe(self._node_report(self._config), self._config.stop_grace_s)
         log.info("configuration read again; taken over: %s", ", ".join(changes.applied) or "nothing")
         self.status.reloaded(needed)
+
+
+def watch_stdin(ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
+    """Call *ended* once, on the running loop, when the pipe at stdin closes. The watch stops when *stack* closes."""
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if not os.read(0, 1024):  # nothing is sent after the order
+            loop.remove_reader(0)
+            ended()
+
+    loop.add_reader(0, readable)
+    stack.callback(loop.remove_reader, 0)
 
 
 def watch_owner(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:

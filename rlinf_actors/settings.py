@@ -20,6 +20,7 @@ from rlinf_actors.errors import ConfigError
 
 HEAD = "RLINF_HEAD"
 NODE_RANK = "RLINF_NODE_RANK"
+NUM_NODES = "RLINF_ACTORS_NUM_NODES"
 PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
 EXT_MODULE = "RLINF_EXT_MODULE"
 COMM_NET_DEVICES = "RLINF_COMM_NET_DEVICES"
@@ -65,6 +66,8 @@ ENVIRONMENTS_KEPT = "RLINF_ACTORS_ENVIRONMENTS_KEPT"
 CODE_HASH = "RLINF_ACTORS_CODE_HASH"
 CODE_DIR = "RLINF_ACTORS_CODE_DIR"
 """Set in the workers that run code which their driver sent: its hash, and the directory of their copy."""
+SLURM_NODE = "SLURMD_NODENAME"
+"""Set by Slurm in each task: the name of its node."""
 STATE_DIR = "STATE_DIRECTORY"
 """Set by systemd for a unit with StateDirectory=."""
 FOR_THE_UNIT_ALONE = frozenset(
@@ -119,6 +122,7 @@ class Settings(msgspec.Struct, frozen=True):
         head: the head's address, ``HOST:PORT`` or a ZeroMQ endpoint; None if no head is named.
         head_from: source of `head`: RLINF_HEAD, or a client file and its key.
         node_rank: rank of this node in the cluster, None if the head chooses.
+        num_nodes: number of nodes for which a driver waits if neither it nor its configuration says one.
         path_env_merge_mode: how path variables of the configuration and the node are merged: "append" (configuration
             first, then the node's) or "override".
         ext_module: module with a function ``register()`` that runs in the probe and in every worker.
@@ -171,6 +175,7 @@ class Settings(msgspec.Struct, frozen=True):
     head: str | None = None
     head_from: str = HEAD
     node_rank: int | None = None
+    num_nodes: int = 1
     path_env_merge_mode: str = "append"
     ext_module: str | None = None
     comm_net_devices: str | None = None
@@ -229,6 +234,7 @@ class Settings(msgspec.Struct, frozen=True):
         return cls(
             head=env.get(HEAD) or None,
             node_rank=typed(NODE_RANK, Annotated[int, Meta(ge=0)]),
+            num_nodes=typed(NUM_NODES, Annotated[int, Meta(ge=1)], 1),
             path_env_merge_mode=typed(PATH_ENV_MERGE_MODE, Literal["append", "override"], "append"),
             ext_module=env.get(EXT_MODULE) or None,
             comm_net_devices=env.get(COMM_NET_DEVICES) or None,

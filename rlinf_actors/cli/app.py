@@ -55,6 +55,7 @@ _COMMANDS = {
     "nodes": "views",
     "paths": "views",
     "plan": "plan_command",
+    "run": "run_command",
     "serve": "serve_command",
     "stack": "stack_command",
     "status": "views",

@@ -9,16 +9,20 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import click
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
+from rlinf_actors.cluster.local_daemon import end_all
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.head import state_place
@@ -28,6 +32,7 @@ from rlinf_actors.head.notify import read as read_notify
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.shell_files import open_files
 from rlinf_actors.head.store import own_keys
+from rlinf_actors.model.run_order import HeadOrder
 from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of
@@ -65,6 +70,9 @@ STOP_S = 30.0
     metavar="FILE",
     help=f"TOML file with the table [notify]: what to run for which events. Default: {DEFAULT_FILE}, if it exists.",
 )
+@click.option(
+    "--of-run", is_flag=True, hidden=True, help="Belong to `rlinf-actors run`, which writes a HeadOrder to stdin."
+)
 @json_option
 @click.pass_context
 def head(
@@ -73,6 +81,7 @@ def head(
     insecure_test_network: bool,
     state_dir: str | None,
     config_file: str | None,
+    of_run: bool,
     as_json: bool,
 ) -> None:
     """Run a head without an agentd, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`.
@@ -98,9 +107,10 @@ def head(
     directory = state_place.named(given) if given else _default_state_dir(settings, int(port))
     endpoint = endpoint_of(where, said_by)
     key = key_at(endpoint, settings, "head", insecure=insecure)
+    order = _order() if of_run else None
     manager = Manager(unit.notify_socket, unit.watchdog_s)
     with ends_process(RlinfActorsError, OSError):
-        code = run_daemon(lambda: _serve(endpoint, key, insecure, directory, notify, as_json, manager))
+        code = run_daemon(lambda: _serve(endpoint, key, insecure, directory, notify, as_json, manager, order))
     context.exit(code)
 
 
@@ -148,6 +158,37 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
     return found
 
 
+def _order() -> HeadOrder:
+    try:
+        return msgspec.json.decode(sys.stdin.buffer.readline(), type=HeadOrder)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"--of-run is for `rlinf-actors run`, and stdin has none of its orders: {error}") from None
+
+
+def _end_with_run(
+    loop: asyncio.AbstractEventLoop, run_dir: str, end: Callable[[], None], stack: contextlib.ExitStack
+) -> None:
+    """Call *end* when the pipe at stdin closes, because the run has ended. If the run was killed, end its program and
+    remove its directory *run_dir*: a run that ends by itself does both, and says so by one line before it closes the
+    pipe.
+    """
+    ended_itself = False
+
+    def readable() -> None:
+        nonlocal ended_itself
+        if os.read(0, 1024):
+            ended_itself = True
+            return
+        loop.remove_reader(0)
+        if not ended_itself:
+            end_all(run_dir)  # blocks the loop: nothing else is left to do
+            shutil.rmtree(run_dir, ignore_errors=True)
+        end()
+
+    loop.add_reader(0, readable)
+    stack.callback(loop.remove_reader, 0)
+
+
 async def _serve(
     endpoint: str,
     key: KeyFile | None,
@@ -156,16 +197,20 @@ async def _serve(
     notify: Notify,
     as_json: bool,
     manager: Manager,
+    order: HeadOrder | None,
 ) -> int:
     """Run a head that listens at *endpoint* until the head ends. Return the exit code.
 
     *key* is the head's key file, or None. *insecure* permits TCP without keys. The
-    head reports to *manager* (systemd) when it is ready and when it stops.
+    head reports to *manager* (systemd) when it is ready and when it stops. *order* is that of the `rlinf-actors run`
+    that owns this head, None without one.
     """
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     settings, loop = Settings.load(), asyncio.get_running_loop()
     own = own_keys(key, settings)
+    if order is not None:
+        own = replace(own, nodes=order.nodes)
     ended: asyncio.Future[tuple[str, bool]] = loop.create_future()
 
     def end(reason: str, for_good: bool) -> None:
@@ -198,6 +243,8 @@ async def _serve(
         record = head_records.HeadRecord("head", os.getpid(), time.time(), bound, script, key_path, public, insecure)
         stack.callback(head_records.publish(record, settings, Unit.load().run_dir))
         on_stop_signals(loop, lambda name: end(name, False))
+        if order is not None:
+            _end_with_run(loop, order.run_dir, lambda: end("its `rlinf-actors run` has ended", True), stack)
         nothing = "SIGHUP: the head reloads nothing; restart it to change its options, variables and configuration"
         loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)
         show(as_json, {"head": address}, address)

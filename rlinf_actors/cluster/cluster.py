@@ -186,7 +186,7 @@ class Cluster(ClusterNames, TracedCluster, NodesTable):
         self.config = asked.config() or (job.extras().get("cluster_config") if job else None)
         self.log_dir = asked.directory() or (job.extras().get("log_dir") if job else None)
         self.code_source = code_source(self.config, settings, job is not None)
-        self._wanted = asked.wanted(self.config, job.extras().get("num_nodes", 1) if job else 1)
+        self._wanted = asked.wanted(self.config, job.extras().get("num_nodes", 1) if job else asked.usual(settings))
         self._endpoint = endpoint_of(job.head, "head") if job else asked.endpoint(settings, self._wanted)
         self._job = job
         if job is not None:

@@ -289,6 +289,10 @@ class ClusterArguments:
             )
         return given or (config.num_nodes if config is not None else otherwise)
 
+    def usual(self, settings: Settings) -> int:
+        """Return the number of nodes to wait for if neither an argument nor a configuration says one."""
+        return settings.num_nodes if (self.head or settings.head) not in (None, PRIVATE) else 1
+
     def endpoint(self, settings: Settings, wanted: int) -> str:
         """Return the endpoint of the head to connect to, "" to start a private cluster. Blocks to resolve a host name.
 

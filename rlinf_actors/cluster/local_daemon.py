@@ -88,9 +88,11 @@ _MAX_RUN_DIR = 60
 """Longest parent of the run directory, in bytes: a unix socket's path has at most 107 bytes, our names take up to 40.
 """
 _BOOT = (  # without the working directory: an agentd.py of the user's stands in for nothing
-    "import gc, sys; gc.disable(); sys.path[:] = [*filter(None, sys.path), {root!r}]; "
-    "from agentd.command_line import run; run()"
+    "import sys; sys.path[:] = [*filter(None, sys.path), {root!r}]; {statements}"
 )
+AGENTD = "import gc; gc.disable(); from agentd.command_line import run; run()"
+RLINF_ACTORS = "from rlinf_actors.cli.main import main; sys.exit(main())"
+"""Statements that run agentd, and `rlinf-actors`."""
 
 
 class EmbeddedDaemon:
@@ -232,6 +234,12 @@ class EmbeddedDaemon:
         return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
 
+def boot(statements: str) -> list[str]:
+    """Return the options by which Python runs *statements* with this project's code. Options of theirs follow."""
+    root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
+    return ["-c", _BOOT.format(root=root, statements=statements)]
+
+
 def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start an agentd that ends when this process ends, and return it. Its log is agentd.log in *run_dir*.
 
@@ -241,9 +249,8 @@ def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping
         tell: the write end of a pipe, to which the agentd writes when its node has registered with the head.
         env: environment variables of the agentd.
     """
-    root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
     command = [
-        sys.executable, "-c", _BOOT.format(root=root), *arguments,
+        sys.executable, *boot(AGENTD), *arguments,
         "--owner-pid", str(os.getpid()), "--owner-start", str(pid_start(os.getpid())),
         "--run-dir", run_dir, "--ready-fd", str(tell),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ import difflib
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -56,12 +56,14 @@ class OwnKeys(msgspec.Struct, frozen=True):
         driver_name: name of that driver.
         local: on a head without keys, the public key by which processes of the head's own user prove that they are
             local (security.keyfile.key); else "".
+        nodes: names of the nodes of an `rlinf-actors run`, by public key.
     """
 
     public: str = ""
     driver: str = ""
     driver_name: str = ""
     local: str = ""
+    nodes: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 NO_OWN_KEYS = OwnKeys()
@@ -157,8 +159,13 @@ class KeyRegistry:
     # --- coming ---
 
     def begin(self, wall: float) -> None:
-        """If the list lacks the key of the driver on the head's machine, add it. Called when the head starts."""
+        """Add the keys of a run's nodes, and the key of the driver on the head's machine, if the list lacks them.
+
+        Called when the head starts.
+        """
         own = self.own
+        for public, name in own.nodes.items():
+            self._put(KeyState(public, "agent", name, wall, "rlinf-actors run"))
         if own.driver and own.driver not in self._keys:
             self._end(self._of("driver", own.driver_name, ""), "the head's machine has another driver key", wall)
             self._put(KeyState(own.driver, "driver", own.driver_name, wall, "the head's machine"))

@@ -225,7 +225,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _write(file: TextIO, key: KeyFile) -> None:
-    file.write(_text(key))
+    file.write(text(key))
     file.flush()
     os.fsync(file.fileno())
 
@@ -261,7 +261,7 @@ def _check_owner(path: Path, info: os.stat_result, fix: str, user: int | None = 
         )
 
 
-def _text(key: KeyFile) -> str:
+def text(key: KeyFile) -> str:
     lines = [f"# rlinf-actors: key of {key.role} {key.name!r}. Whoever reads this file is that {key.role}."]
     values = {"role": key.role, "name": key.name, "public": key.pair.public, "secret": key.pair.secret}
     rest = {"head": key.head, "node": key.node, "address": key.address}

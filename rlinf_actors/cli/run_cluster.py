@@ -1,0 +1,413 @@
+"""The cluster of one `rlinf-actors run`: a head, and an agentd on each node; its start, its program and its end.
+
+The run starts the head on this machine and the agentds by the commands of a Plan: here, by ssh or by srun. Each gets
+its order on stdin (model.run_order) and answers on stdout: the head by its address, an agentd by a line of JSON when
+its node has registered. The pipe to stdin is what they live by: it closes when this process ends, also by kill -9. Then
+each agentd ends its workers and itself, and the head ends the program and removes the directory of the run.
+
+One thread, one selector: pipes, the program's pidfd, and signals (run_signals). The directory of the run has the key of
+the program's driver, and the logs, which are kept if the run fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rlinf_actors import procfs
+from rlinf_actors.cli.output import note, plain
+from rlinf_actors.cli.run_signals import ENDING, Signals
+from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot, end_all, processes_with
+from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
+from rlinf_actors.kept_logs import keep
+from rlinf_actors.model.run_order import AgentOrder, HeadOrder, NodeOrder
+from rlinf_actors.security import keyfile
+from rlinf_actors.security.keyfile import KeyFile
+from rlinf_actors.security.keypair import KeyPair
+from rlinf_actors.settings import (
+    CLUSTER_MARK,
+    CONFIG_FILE,
+    FOR_THE_UNIT_ALONE,
+    HEAD,
+    HEAD_KEY,
+    KEY_DIR,
+    KEY_FILE,
+    LOG_DIR,
+    NAMESPACE,
+    NODE_RANK,
+    NUM_NODES,
+    Settings,
+)
+
+FIRST_S, MISSING_S, EVERY_S = 2.0, 30.0, 60.0
+"""Seconds until the first line about the wait for nodes, until it says what is missing, and between later lines."""
+END_S = 20.0
+"""Seconds that the agentds have to end. Robots have made themselves safe long before."""
+LOG_LINES = 15
+_PIPE_BYTES = 1 << 20
+"""Room in the pipe to stdin of a process that starts many agentds, so that writing their order does not block."""
+_LABEL = re.compile(rb"^\s*\d+: ")  # of srun --label
+_MAX_PARENT = 40
+_OF_NODES = {HEAD, HEAD_KEY, KEY_DIR, NODE_RANK, NUM_NODES, LOG_DIR, CONFIG_FILE, NAMESPACE, procfs.WORKER_MARK}
+
+
+@dataclass(frozen=True)
+class Start:
+    """A command that starts the agentds of some nodes, and lives as long as they.
+
+    Attributes:
+        title: what starts them, for people: "agentd", "ssh to gpu-1", "srun".
+        command: its words.
+        names: names of the nodes.
+    """
+
+    title: str
+    command: Sequence[str]
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the processes of a run are.
+
+    Attributes:
+        names: names of the nodes, by rank.
+        listen: host at which the head listens.
+        reach: host at which nodes and drivers reach the head.
+        starts: what starts the agentds.
+        here: True if all nodes are on this machine: their directories are then removed even if an agentd is killed.
+        log_dir: directory for the output of workers, on each node; None for one that ends with the run.
+    """
+
+    names: Sequence[str]
+    listen: str
+    reach: str
+    starts: Sequence[Start]
+    here: bool = False
+    log_dir: str | None = None
+
+
+@dataclass
+class _Child:
+    """A process that is told by its stdin, and answers by its stdout. Its stderr goes to a log file."""
+
+    title: str
+    names: Sequence[str]
+    process: subprocess.Popen[bytes]
+    log: Path
+    since: float = field(default_factory=time.monotonic)
+    _text: bytes = b""
+
+    def tell(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its stdout says so
+            os.write(self.process.stdin.fileno(), line + b"\n")
+
+    def heard(self) -> list[bytes] | None:
+        """Return the next lines on stdout, None if it is closed. Call it when stdout is readable."""
+        assert self.process.stdout is not None
+        chunk = os.read(self.process.stdout.fileno(), 1 << 16)
+        *lines, self._text = (self._text + chunk).split(b"\n")
+        return lines if chunk else None
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def end(self, deadline: float) -> bool:
+        """Wait for the end of the process. Kill it at *deadline*; then return False."""
+        assert self.process.stdout is not None
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+            return True
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            return False
+        finally:
+            self.process.stdout.close()
+
+    def last_lines(self, number: int = LOG_LINES) -> list[str]:
+        return [plain(line) for line in self.log.read_text(errors="replace").splitlines()[-number:]]
+
+
+class RunCluster:
+    """The head and the nodes of a run. Use it in a ``with`` block, which ends them. Main thread."""
+
+    def __init__(self, plan: Plan, signals: Signals) -> None:
+        self._plan = plan
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._dir = ""
+        self._node_dirs: dict[str, str] = {}
+        self._agents: list[_Child] = []
+        self._head: _Child | None = None
+        self._orders: dict[str, NodeOrder] = {}
+        self._missing: dict[str, str] = {}  # names of nodes, by node id
+        self._address = ""
+        self._failed = True  # until the program succeeds
+
+    # --- start ---
+
+    def __enter__(self) -> RunCluster:
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._end()
+
+    def _start(self) -> None:
+        settings = Settings.load()
+        parent = settings.run_dir or tempfile.gettempdir()
+        parent = parent if len(os.fsencode(parent)) <= _MAX_PARENT else "/tmp"
+        self._dir = tempfile.mkdtemp(prefix="rlinf-run-", dir=parent)
+        os.mkdir(f"{self._dir}/logs", 0o700)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        head = KeyPair.make()
+        keys = Path(self._dir, "keys")
+        keyfile.save(keyfile.path_of(keys, "head"), KeyFile("head", "head", head))
+        keyfile.save(keyfile.path_of(keys, "driver"), KeyFile("driver", "run", KeyPair.make(), head.public))
+        listed: dict[str, str] = {}
+        for rank, name in enumerate(self._plan.names):
+            pair, node_id = KeyPair.make(), uuid.uuid4().hex[:12]
+            listed[pair.public] = name
+            self._missing[node_id] = name
+            run_dir, log_dir = "", f"{self._plan.log_dir}/{name}" if self._plan.log_dir else ""
+            if self._plan.here:
+                run_dir = self._node_dirs[name] = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=parent)
+                log_dir = log_dir or f"{self._dir}/logs/{name}"
+            text = keyfile.text(KeyFile("agent", name, pair, head.public, node=node_id))
+            self._orders[name] = NodeOrder(rank, text, run_dir, log_dir)
+        env = {key: value for key, value in os.environ.items() if key not in _OF_NODES | FOR_THE_UNIT_ALONE}
+        for start in self._plan.starts:  # they load their modules while the head starts
+            self._agents.append(self._spawn(start.title, start.names, start.command, env))
+        command = [
+            sys.executable,
+            *boot(RLINF_ACTORS),
+            "head",
+            "--listen",
+            f"{_bracketed(self._plan.listen)}:0",
+            "--of-run",
+        ]
+        self._head = self._spawn("head", (), command, {**env, KEY_DIR: str(keys)})
+        self._head.tell(msgspec.json.encode(HeadOrder(listed, self._dir)))
+
+    def _spawn(self, title: str, names: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> _Child:
+        path = Path(self._dir, "logs", f"{names[0] if len(names) == 1 else title}.log")
+        pipesize = _PIPE_BYTES if max(len(names), len(self._plan.names) * (title == "head")) > 100 else -1
+        with path.open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, pipesize=pipesize,
+                start_new_session=True, preexec_fn=self._signals.unblock,
+            )  # fmt: skip
+        child = _Child(title, names, process, path)
+        self._selector.register(process.stdout, selectors.EVENT_READ, child)  # type: ignore[arg-type]
+        return child
+
+    def wait_ready(self, timeout: float) -> int:
+        """Wait until all nodes have registered, and show the wait on stderr.
+
+        Returns:
+            0, or the number of a signal that ended the wait.
+
+        Raises:
+            RlinfActorsError: the head or an agentd has failed.
+            ClusterTimeoutError: the wait takes longer than *timeout* seconds.
+        """
+        began = time.monotonic()
+        with WaitLine() as line:
+            while self._missing:
+                waited = time.monotonic() - began
+                if waited >= timeout:
+                    raise ClusterTimeoutError(
+                        f"not all nodes came up in {timeout:g} s: {self._told(waited, missing=True)}"
+                    )
+                line.show(waited, lambda missing: self._told(time.monotonic() - began, missing))
+                for key, _ in self._selector.select(min(line.next_s, timeout) - waited):
+                    if isinstance(key.data, _Child):
+                        self._hear(key.data)
+                    elif (number := self._signals.next()[0]) in ENDING:
+                        return number
+        return 0
+
+    def _hear(self, child: _Child) -> None:
+        lines = child.heard()
+        if lines is None:
+            raise RlinfActorsError(_ended(child))
+        for text in lines:
+            if child is self._head:
+                self._address = f"{_bracketed(self._plan.reach)}:{text.decode().rpartition(':')[2]}"
+                self._give_orders()
+                continue
+            try:
+                said = json.loads(_LABEL.sub(b"", text))
+            except ValueError:  # what a login shell prints
+                continue
+            if isinstance(said, dict) and "error" in said:
+                raise RlinfActorsError(f"{child.title}: {said['error']}")
+            if isinstance(said, dict):
+                self._missing.pop(str(said.get("node_id")), None)
+
+    def _give_orders(self) -> None:
+        for child in self._agents:
+            child.tell(
+                msgspec.json.encode(AgentOrder(self._address, {name: self._orders[name] for name in child.names}))
+            )
+
+    def _told(self, waited: float, missing: bool) -> str:
+        gone = set(self._missing.values())
+        here = [name for name in self._plan.names if name not in gone]
+        names = f" ({', '.join(here[:8])}{', …' if len(here) > 8 else ''})" if here else ""
+        text = f"waiting for nodes: {len(here)} of {len(self._plan.names)}{names}, {waited:.0f} s"
+        if not missing:
+            return text
+        if not self._address and self._head is not None:
+            return f"{text}; the head has not started{_last(self._head)}"
+        late = [(name, child) for child in self._agents for name in child.names if name in gone]
+        more = f" and {len(late) - 8} more" if len(late) > 8 else ""
+        return (
+            f"{text}; missing: "
+            + "; ".join(f"{name} by {child.title}{_last(child)}" for name, child in late[:8])
+            + more
+        )
+
+    # --- the program ---
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run the program, and forward signals to it. Return its exit code, 128 + N if signal N has ended it."""
+        env = {name: value for name, value in os.environ.items() if name not in (HEAD_KEY, KEY_FILE)}
+        env |= {HEAD: self._address, KEY_DIR: f"{self._dir}/keys", NUM_NODES: str(len(self._plan.names))}
+        env[CLUSTER_MARK] = self._dir
+        parent = os.getpid()
+
+        def prepare() -> None:
+            self._signals.unblock()
+            procfs.die_with_parent(signal.SIGKILL, parent)
+
+        program = subprocess.Popen(command, env=env, preexec_fn=prepare)
+        pidfd = os.pidfd_open(program.pid)
+        try:
+            self._selector.register(pidfd, selectors.EVENT_READ, program)
+            while program.poll() is None:
+                for key, _ in self._selector.select():
+                    if key.data is None:
+                        number, from_kernel = self._signals.next()
+                        if not from_kernel:  # the program is in the terminal's foreground group, as this process is
+                            program.send_signal(number)
+                    elif isinstance(key.data, _Child):
+                        self._watch(key.data)
+        finally:
+            os.close(pidfd)
+        code = program.returncode
+        self._failed = code != 0
+        return code if code >= 0 else 128 - code
+
+    def _watch(self, child: _Child) -> None:
+        if child.heard() is None:
+            self._selector.unregister(child.process.stdout)  # type: ignore[arg-type]
+            note(_ended(child))
+
+    # --- end ---
+
+    def _end(self) -> None:
+        """End the program's processes, the agentds and the head, and remove the directories of the run."""
+        if not self._dir:
+            return
+        left = processes_with(CLUSTER_MARK, self._dir)
+        if left:
+            note(f"ending {len(left)} processes that the program has left")
+        end_all(self._dir)
+        for child in self._agents:
+            child.close()
+        deadline = time.monotonic() + END_S
+        for child in self._agents:
+            if not child.end(deadline):
+                note(f"{child.title} did not end in {END_S:g} s, and is killed")
+        if self._head is not None:
+            self._head.tell(b"ended")
+            self._head.close()
+            self._head.end(time.monotonic() + END_S)
+        self._selector.close()
+        self._keep_logs()
+        for path in (self._dir, *self._node_dirs.values()):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _keep_logs(self) -> None:
+        parent = Settings.load().kept_logs
+        if not self._failed or parent is None:
+            return
+        try:
+            note(f"the logs of this run are kept in {keep(self._dir, parent)}")
+        except OSError as error:
+            note(f"the logs of this run are removed, for they cannot be kept in {parent}: {error}")
+
+
+class WaitLine:
+    """Shows a wait on stderr: on one line of a terminal, else by a line at each change of its kind."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self.next_s = FIRST_S
+        """Seconds after which the next line is due."""
+
+    def __enter__(self) -> WaitLine:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._terminal and self.next_s > FIRST_S:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+    def show(self, waited: float, told: Callable[[bool], str]) -> None:
+        """Show ``told(missing)`` if a line is due. *missing* is True if the line shall say what is missing."""
+        if waited < self.next_s:
+            return
+        text = told(waited >= MISSING_S)
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[2K{plain(text)}")
+            sys.stderr.flush()
+            self.next_s = math.floor(waited) + 1.0
+        else:
+            note(text)
+            self.next_s = MISSING_S if waited < MISSING_S else waited + EVERY_S
+
+
+def _last(child: _Child) -> str:
+    lines = child.last_lines(1)
+    return f", which said last: {lines[0]}" if lines else ""
+
+
+def _ended(child: _Child) -> str:
+    """Return how a process has ended whose stdout is closed, and the end of its log, for people."""
+    names = f" (node {child.names[0]})" if len(child.names) == 1 else ""
+    try:
+        code = child.process.wait(1.0)  # its pipes close as it ends
+        how = f"has ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+    except subprocess.TimeoutExpired:
+        how = "has closed its stdout"
+    lines = "".join(f"\n    {line}" for line in child.last_lines())
+    return f"{child.title}{names} {how}" + (f"; the last lines of its log:{lines}" if lines else "")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

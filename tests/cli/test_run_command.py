@@ -1,0 +1,174 @@
+"""`rlinf-actors run`: a cluster of one program on this machine, which ends with the program, however that ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+import pace
+import pytest
+
+from rlinf_actors.cli.run_cluster import WaitLine
+from rlinf_actors.cluster.local_daemon import processes_with
+from rlinf_actors.settings import TEST_MARK
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "run-a-program.md"
+TOOL = [sys.executable, "-m", "rlinf_actors.cli.main"]
+RUN = [*TOOL, "run"]
+WAITS = "import signal; print('up', flush=True); signal.pause()"
+
+live = [pytest.mark.live, pytest.mark.usefixtures("rlinf_leak_check", "own_places")]
+
+
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "heads").mkdir()
+    monkeypatch.setenv("RLINF_ACTORS_HEADS", str(tmp_path / "heads"))
+    monkeypatch.setenv("RLINF_ACTORS_KEPT_LOGS", str(tmp_path / "kept"))
+
+
+def train(folder: Path, then: str = "pass") -> Path:
+    """Write the program of the page into *folder*. It goes on with the statement *then*."""
+    (text,) = re.findall(r"^```python\n(# train.py\n.*?)^```$", PAGE.read_text(), re.M | re.S)
+    path = folder / "train.py"
+    path.write_text(text.replace("print(nodes)", f"print(nodes, flush=True); {then}"))
+    return path
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S
+    )
+
+
+@contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run, and wait for the first line of its program."""
+    with subprocess.Popen([*RUN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline(), process.stderr.read()
+            yield process
+        finally:
+            process.kill()
+
+
+def commands(words: str) -> list[str]:
+    """The command lines of the page that begin with *words*."""
+    return re.findall(rf"^    ({re.escape(words)}.*)$", PAGE.read_text(), re.M)
+
+
+class TestHere:
+    pytestmark = live
+
+    def test_the_program_of_the_page_finds_all_nodes_of_its_run(self, tmp_path):
+        train(tmp_path)
+        (command,) = commands("rlinf-actors run --nodes")
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n", "")
+        assert not (tmp_path / "kept").exists()
+
+    def test_exit_code_and_logs_of_a_program_that_fails_and_leaves_processes(self, tmp_path):
+        done = run("--", "sh", "-c", "sleep 1000 >&- 2>&- & setsid sleep 1000 >&- 2>&- & kill -KILL $$")
+        assert done.returncode == 128 + signal.SIGKILL
+        assert "ending 2 processes that the program has left" in done.stderr
+        (kept,) = (tmp_path / "kept").iterdir()
+        assert f"the logs of this run are kept in {kept}" in done.stderr
+        assert {"head.log", "node0.log"} <= {path.name for path in (kept / "logs").iterdir()}
+
+    def test_signals_reach_the_program_and_other_commands_the_cluster(self):
+        count = (
+            "import signal\nseen = []\nfor name in ('USR1', 'INT'):\n"
+            "    signal.signal(getattr(signal, 'SIG' + name), lambda number, _: print(number, flush=True))\n"
+            "print('up', flush=True)\nwhile True:\n    signal.pause()"
+        )
+        with running("--", sys.executable, "-c", count) as process:
+            found = subprocess.run(
+                [*TOOL, "nodes", "--json"], capture_output=True, text=True, check=True, timeout=pace.PATIENCE_S
+            )
+            assert [(node["hostname"], node["rank"]) for node in json.loads(found.stdout)] == [("node0", 0)]
+            assert process.stdout is not None
+            for number in (signal.SIGUSR1, signal.SIGINT):
+                process.send_signal(number)
+                assert process.stdout.readline() == f"{int(number)}\n"
+            process.terminate()
+            assert process.wait(pace.PATIENCE_S) == 128 + signal.SIGTERM
+
+    def test_ctrl_c_reaches_the_program_once(self):
+        count = (
+            "import signal\nseen = []\nsignal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+            "print('up', flush=True)\nsignal.pause()\nsignal.sigtimedwait([signal.SIGUSR1], 0.5)\nraise SystemExit(40 + len(seen))"
+        )
+        ours, theirs = pty.openpty()
+        words = ["setsid", "--ctty", *RUN, "--", sys.executable, "-c", count]
+        with (
+            subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs) as process,
+            open(ours, "rb", 0) as terminal,
+        ):
+            os.close(theirs)
+            assert terminal.readline() == b"up\r\n"
+            os.write(ours, b"\x03")
+            assert process.wait(pace.PATIENCE_S) == 41
+
+    def test_nothing_is_left_when_the_run_is_killed(self, tmp_path):
+        """The program has a worker on each node, and a child."""
+        then = "import subprocess; subprocess.Popen(['sleep', '1000']); await asyncio.sleep(1000)"
+        with running("--nodes", "2", "--", sys.executable, str(train(tmp_path, then))) as process:
+            process.kill()
+            process.wait()
+            left = pace.again_like(lambda: processes_with(TEST_MARK, os.environ[TEST_MARK]), [])
+        assert left == []
+
+    def test_a_failed_start_ends_the_run_with_its_reason(self, monkeypatch):
+        monkeypatch.setenv("RLINF_ACTORS_FAULTS", "not json")
+        done = run("--", "true")
+        assert done.returncode == 1
+        assert "head has ended with exit code 78; the last lines of its log:" in done.stderr
+        assert "RLINF_ACTORS_FAULTS: is no list of faults" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    @pytest.mark.parametrize(("words", "code"), [(("no-such-program",), 127), (("/etc/passwd",), 126)])
+    def test_a_program_that_cannot_run_starts_nothing(self, words, code, tmp_path):
+        done = run("--", *words)
+        assert (done.returncode, done.stderr.partition(":")[0]) == (code, "error")
+        assert words[0] in done.stderr
+
+    def test_a_run_without_a_program_says_how_to_give_one(self):
+        done = run("--nodes", "2")
+        assert done.returncode == 64
+        assert "rlinf-actors run --nodes 2 -- python train.py" in done.stderr
+
+
+def test_the_wait_is_shown_after_2_s_and_what_is_missing_after_30_s():
+    said = io.StringIO()
+    with redirect_stderr(said), WaitLine() as line:
+        for waited in (0.0, 1.9, 2.0, 20.0, 30.0, 31.0, 90.0):
+            line.show(waited, lambda missing, waited=waited: f"{waited:g} {missing}")
+    assert said.getvalue().split("\n")[:-1] == ["2 False", "30 True", "90 True"]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_line_which_ends_with_the_wait():
+    said = _Terminal()
+    with redirect_stderr(said), WaitLine() as line:
+        for waited in (0.0, 2.0, 2.5, 3.0):
+            line.show(waited, lambda missing, waited=waited: f"{waited:g}")
+    assert said.getvalue() == "\r\x1b[2K2\r\x1b[2K3\r\x1b[2K"
