@@ -111,7 +111,8 @@ class TestHere:
     def test_ctrl_c_reaches_the_program_once(self):
         count = (
             "import signal\nseen = []\nsignal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
-            "print('up', flush=True)\nsignal.pause()\nsignal.sigtimedwait([signal.SIGUSR1], 0.5)\nraise SystemExit(40 + len(seen))"
+            "print('up', flush=True)\nsignal.pause()\nsignal.sigtimedwait([signal.SIGUSR1], 0.5)\n"
+            "raise SystemExit(40 + len(seen))"
         )
         ours, theirs = pty.openpty()
         words = ["setsid", "--ctty", *RUN, "--", sys.executable, "-c", count]
