@@ -116,7 +116,7 @@ def test_missing_key_file_raises_config_error(folder):
         keyfile.load(folder / "agent.key")
 
 
-GOOD = keyfile._text(AGENT)
+GOOD = keyfile.text(AGENT)
 
 
 @given(st.binary(max_size=5000))
