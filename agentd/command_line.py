@@ -120,9 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if keeper:
             return _keep(options["run_dir"] or unit.run_dir, stderr)
         if of_run:
-            from agentd.run_order import take
+            from agentd.owner import take_order
 
-            options.update(take(0, os.environ))
+            options.update(take_order(0, os.environ))
         if token is not None:
             code = _ends(lambda: _join(token, options), stderr, lambda code, text: None)
             if code:

@@ -33,12 +33,13 @@ from agentd.config import (
     own_key,
     reload,
 )
+from agentd.owner import watch_owner, watch_stdin
 from agentd.status_reporter import StatusReporter
 from rlinf_actors import procfs
-from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RlinfActorsError
+from rlinf_actors.errors import ConfigError, ProtocolMismatchError
 from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.net.daemon import on_stop_signals
-from rlinf_actors.net.host import endpoint_of, pid_start, split_address
+from rlinf_actors.net.host import endpoint_of, split_address
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.settings import Settings, Unit
 from rlinf_actors.systemd.service_manager import Manager
@@ -429,7 +430,7 @@ class Daemon:
 
     def _owner_ended(self) -> None:
         self._orphaned = True
-        self._stop("its `rlinf-actors run` has ended" if self._config.of_run else "the driver ended")
+        self._stop("its `rlinf-actors run` ended" if self._config.of_run else "the driver ended")
 
     def _hand_over(self) -> None:
         """Handle SIGUSR1: end agentd, and leave its workers without robots running for the next agentd. If the workers
@@ -470,43 +471,3 @@ class Daemon:
             self._session.describe(self._node_report(self._config), self._config.stop_grace_s)
         log.info("configuration read again; taken over: %s", ", ".join(changes.applied) or "nothing")
         self.status.reloaded(needed)
-
-
-def watch_stdin(ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
-    """Call *ended* once, on the running loop, when the pipe at stdin closes. The watch stops when *stack* closes."""
-    loop = asyncio.get_running_loop()
-
-    def readable() -> None:
-        if not os.read(0, 1024):  # nothing is sent after the order
-            loop.remove_reader(0)
-            ended()
-
-    loop.add_reader(0, readable)
-    stack.callback(loop.remove_reader, 0)
-
-
-def watch_owner(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
-    """Call *ended* once, on the running loop, when the driver that owns agentd ends. The watch stops when *stack*
-    closes.
-
-    *pid* is the driver's process. *started* is its start in clock ticks since boot, or 0 if unknown; the start tells
-    the driver from a later process with the same pid.
-
-    Raises:
-        RlinfActorsError: the driver has ended already.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        owner = procfs.pidfd_of(pid)
-    except ProcessLookupError:
-        raise RlinfActorsError(f"the owner, process {pid}, is gone already") from None
-    stack.callback(os.close, owner)
-    if started not in (0, pid_start(pid)):
-        raise RlinfActorsError(f"the owner, process {pid}, is gone already; its pid is another's now")
-
-    def gone() -> None:
-        loop.remove_reader(owner)
-        ended()
-
-    loop.add_reader(owner, gone)
-    stack.callback(loop.remove_reader, owner)

@@ -82,5 +82,15 @@ Fix: correct what is named. ``agentd --check-config`` reads the files and starts
 
 Unit: stays down, since a restart would fail again.
 """
+NOT_EXECUTABLE = 126
+"""The program of ``rlinf-actors run`` cannot be executed.
+
+Fix: make it executable, or name its interpreter: ``rlinf-actors run -- python train.py``.
+"""
+NOT_FOUND = 127
+"""The program of ``rlinf-actors run`` does not exist, or is in no directory of PATH.
+
+Fix: correct its name.
+"""
 INTERRUPTED = 130
 """Ctrl-C or Ctrl-D ended a command: nothing was changed that the command had not reported."""

@@ -16,10 +16,9 @@ from rlinf_actors.cli.run_cluster import Plan, RunCluster, Start
 from rlinf_actors.cli.run_signals import Signals
 from rlinf_actors.cluster.local_daemon import AGENTD, boot
 from rlinf_actors.errors import UsageError
+from rlinf_actors.exit_codes import NOT_EXECUTABLE, NOT_FOUND
 
 TIMEOUT_S = 300.0
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""Exit codes of a shell for a program that it cannot run."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

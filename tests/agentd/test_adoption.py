@@ -19,7 +19,7 @@ import pytest
 from workers_kit import HERE, children, make, order, spec
 
 import agentd.sweep
-from agentd import adoption, daemon, keeper_client
+from agentd import adoption, keeper_client, owner
 from agentd.adoption import Survivors, end_template, take_inventory
 from agentd.launch_plan import Rules, Site
 from agentd.run_dir import OrderLedger, make_directories
@@ -464,7 +464,7 @@ async def test_owner_whose_pid_remains_as_a_session_id_is_gone(monkeypatch):
     monkeypatch.setattr(os, "pidfd_open", late)
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(RlinfActorsError, match="is gone already"):
-            daemon.watch_owner(os.getpid(), 0, lambda: None, stack)
+            owner.watch_owner(os.getpid(), 0, lambda: None, stack)
 
 
 def test_correct_link_to_the_package_is_not_replaced(tmp_path):

@@ -125,8 +125,8 @@ async def test_a_death_says_what_to_do(daemon):
 @pytest.mark.slow
 def test_an_agentd_py_of_the_working_directory_is_not_taken_for_agentd(tmp_path):
     (tmp_path / "agentd.py").write_text("raise SystemExit('wrong agentd')\n")
-    start = local_daemon._BOOT.format(root=str(Path(local_daemon.__file__).parents[2]))
+    start = local_daemon.boot(local_daemon.AGENTD)
     ran = subprocess.run(
-        [sys.executable, "-c", start, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *start, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
     assert (ran.returncode, ran.stderr) == (0, "")
