@@ -85,6 +85,7 @@ PAGES = {
         sampler = Sampler.create_group().launch(cluster)
         """,
     "first-program.md": "",
+    "from-ray.md": "",
     "robot-cell.md": "",
     "train-a-policy.md": "",
     "robot-safety.md": """
@@ -177,6 +178,7 @@ PAGES = {
         cluster = Cluster()
         """,
     "testing.md": "",
+    "two-machines.md": "",
     "two-nodes.md": "",
     "use-asyncio.md": """
         from typing import Any
