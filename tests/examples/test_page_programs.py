@@ -36,12 +36,3 @@ def test_program_prints_what_its_page_shows(name, tmp_path):
         check=False, timeout=pace.PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, shown), done.stderr
-
-
-def test_every_program_shows_what_it_prints():
-    titles = {
-        f"{page.stem}/{name}"
-        for page in PAGES.glob("*.md")
-        for name in re.findall(r"^```python\n# (\w+\.py)$", page.read_text(), re.MULTILINE)
-    }
-    assert titles == PROGRAMS.keys()

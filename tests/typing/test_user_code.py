@@ -87,6 +87,7 @@ PAGES = {
     "first-program.md": "",
     "from-ray.md": "",
     "robot-cell.md": "",
+    "run-a-program.md": "",
     "train-a-policy.md": "",
     "robot-safety.md": """
         import ctypes, subprocess
