@@ -194,8 +194,10 @@ def _keep(directory: str | None, stderr: DaemonStderr) -> int:
 
 def _run(config: Any, options: dict[str, Any], stderr: DaemonStderr) -> int:
     from agentd.daemon import Daemon
+    from rlinf_actors.diagnosis.recent_log import RecentLog
     from rlinf_actors.net.daemon import run_daemon
 
+    logging.getLogger().addHandler(RecentLog())
     daemon = Daemon(config, options)
 
     def serve() -> int:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from agentd.users import User, as_user
 from rlinf_actors.diagnosis import machine, paths
+from rlinf_actors.diagnosis.recent_log import recent_lines
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net.loop import Tasks
@@ -66,7 +67,7 @@ class NodeChecks:
     def ask(self, order: SendChecks, send: Send) -> None:
         """Answer *order* by *send*; a question for the time at once."""
         question = order.question
-        if question.facts or question.path is not None:
+        if question.facts or question.log or question.path is not None:
             self._tasks.start(self._answer(order, send), "checking this node")
         else:
             send(ChecksSent(order.id, CheckAnswer(time.time())))
@@ -81,7 +82,8 @@ class NodeChecks:
         question = order.question
         facts = await self._facts() if question.facts else None
         path = await self._step(question.path) if question.path is not None else None
-        send(ChecksSent(order.id, CheckAnswer(time.time(), facts, path)))
+        lines = recent_lines() if question.log else []
+        send(ChecksSent(order.id, CheckAnswer(time.time(), facts, path, lines)))
 
     # --- facts ---
 

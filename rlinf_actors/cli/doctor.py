@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from rlinf_actors.cli.doctor_checks import diagnose
+from rlinf_actors.cli.doctor_bundle import check_new, write_bundle
+from rlinf_actors.cli.doctor_checks import MachineFacts, diagnose
 from rlinf_actors.cli.doctor_cluster import ClusterFacts, ask_cluster
 from rlinf_actors.cli.doctor_cluster_checks import diagnose_cluster, speed, table
 from rlinf_actors.cli.doctor_finding import FAIL, PASS, WARN, Finding
@@ -35,27 +37,39 @@ _COLORS = {PASS: "green", WARN: "yellow", FAIL: "red"}
     "here.",
 )
 @click.option("--paths/--no-paths", default=True, help="Test the network between the nodes, by short transfers.")
+@click.option(
+    "--bundle",
+    metavar="FILE.tar.gz",
+    help="Also write an archive for a bug report: what doctor found, the state of the cluster, events, logs of "
+    "agentds, versions and configuration, without keys, tokens, environments and output of workers.",
+)
 @json_option
 @click.pass_context
-def doctor(context: click.Context, head: str | None, paths: bool, as_json: bool) -> None:
+def doctor(context: click.Context, head: str | None, paths: bool, bundle: str | None, as_json: bool) -> None:
     """Check this machine, and the nodes of its cluster: packages, limits, network, clocks, disks, GPUs, keys.
 
     Changes nothing. Needs no cluster. The network between nodes is tested by transfers of at most 64 MiB and 0.3 s in
     each direction. Exit code 1 if a check fails; warnings do not count.
     """
     note("checking this machine ...")
-    findings, _, cluster = examine(head, paths)
+    if bundle is not None:
+        check_new(Path(bundle))  # before the work
+    findings, machine, settings, cluster = examine(head, paths)
     if as_json:
         show_json(report(findings, cluster))
     else:
         _show(findings)
         _show_versions(cluster)
+    if bundle is not None:
+        diagnosis = report(findings, cluster)
+        missing = write_bundle(Path(bundle), diagnosis, settings, machine.endpoint, machine.status, cluster)
+        note(f"wrote {bundle}; look at it before you send it" + (f" ({len(missing)} missing)" if missing else ""))
     if any(finding.status == FAIL for finding in findings):
         context.exit(1)
 
 
-def examine(head: str | None, paths: bool) -> tuple[list[Finding], Settings, ClusterFacts]:
-    """Return what the checks found, the settings, and what the nodes have said.
+def examine(head: str | None, paths: bool) -> tuple[list[Finding], MachineFacts, Settings, ClusterFacts]:
+    """Return what the checks found, facts about this machine, the settings, and what the nodes have said.
 
     *head* is the value of --head. Blocks.
     """
@@ -73,7 +87,7 @@ def examine(head: str | None, paths: bool) -> tuple[list[Finding], Settings, Clu
             findings += diagnose_cluster(cluster)
         except RlinfActorsError as error:
             findings.append(Finding("nodes", FAIL, f"the head does not answer any more: {error}", "try again"))
-    return findings, settings, cluster
+    return findings, machine, settings, cluster
 
 
 def report(findings: list[Finding], cluster: ClusterFacts) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Authority:
             raise Refused(KIND, f"{member} may read {read} of its own jobs only, and {what} is not")
         elif isinstance(body, CheckNode) and body.question.path is not None and speaker.role == "viewer":
             raise Refused(KIND, f"{member} may read facts of nodes only: the test of a path loads the network")
+        elif isinstance(body, CheckNode) and body.question.log and speaker.role != "head":
+            raise Refused(KIND, f"{member} may not read the logs of agentds", advice=f"that is for {_HOW['head']}")
         elif isinstance(body, SwitchTrace) and not self.sees(event)(body.switch.namespace):
             what = f"namespace {body.switch.namespace!r}"
             raise Refused(KIND, f"{member} may trace its own jobs only, and {what} is not")

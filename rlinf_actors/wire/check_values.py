@@ -52,14 +52,16 @@ class PathTest(Value, frozen=True):
 
 
 class CheckQuestion(Value, frozen=True):
-    """Request to a node: send facts, the time (neither `facts` nor `path`), or the outcome of a step of a test.
+    """Request to a node: send facts, the time (which each answer has), or the outcome of a step of a test.
 
     Attributes:
         facts: True to collect the node's facts.
         path: the step of the test of a path.
+        log: True for the last lines of agentd's log, for the administrator.
     """
 
     facts: bool = False
+    log: bool = False
     path: Union[PathTest, None] = None
 
 
@@ -207,8 +209,14 @@ class NodeFacts(Value, frozen=True):
 
 
 class CheckAnswer(Value, frozen=True):
-    """Answer of a node to a CheckQuestion. `at` is the node's wall clock, in seconds since the epoch."""
+    """Answer of a node to a CheckQuestion.
+
+    Attributes:
+        at: the node's wall clock, in seconds since the epoch.
+        log: the last lines of agentd's log.
+    """
 
     at: Number
     facts: Union[NodeFacts, None] = None
     path: Union[PathAnswer, None] = None
+    log: Some[Text] = []

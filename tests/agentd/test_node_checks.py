@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from agentd import node_checks
 from agentd.log_reader import LogReader
 from agentd.node_checks import NodeChecks
 from rlinf_actors.cgroups.roots import Roots
+from rlinf_actors.diagnosis.recent_log import MOST_LINES, RecentLog
 from rlinf_actors.wire.agent_messages import ChecksSent, SendChecks
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, PathAnswer, PathTest
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
@@ -63,6 +65,21 @@ async def test_facts_have_logs_packages_and_what_is_missing(node, tmp_path):
     assert facts.cgroup_why == {"cgroup": "c"}
     assert (facts.robots, facts.accelerators) == (1, 0)
     assert facts.faults == []
+
+
+async def test_the_last_lines_of_the_log_are_sent(node, monkeypatch):
+    assert (await node.ask(log=True)).log == []
+    kept = RecentLog()
+    logging.getLogger().addHandler(kept)
+    try:
+        for number in range(2 * MOST_LINES):
+            logging.getLogger("agentd.x").warning("line %d %s", number, "x" * 2000)
+        lines = (await node.ask(log=True)).log
+    finally:
+        logging.getLogger().removeHandler(kept)
+    assert len(lines) == MOST_LINES
+    assert "WARNING agentd.x: line 999 xxx" in lines[-1]
+    assert len(lines[-1]) == 1000
 
 
 async def test_the_time_needs_no_facts(node):

@@ -32,7 +32,7 @@ def program(tmp_path, monkeypatch):
     [
         ("rlinf-actors", "no", {"node", "nodes"}),
         ("rlinf-actors keys", "re", {"revoke"}),
-        ("rlinf-actors doctor", "--", {"--json", "--head", "--paths"}),
+        ("rlinf-actors doctor", "--", {"--json", "--head", "--paths", "--bundle"}),
         ("rlinf-actors estop", "--re", {"--reason", "--release"}),
         ("rlinf-actors completion", "z", {"zsh"}),
     ],

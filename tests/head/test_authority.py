@@ -212,6 +212,16 @@ def test_a_viewer_reads_facts_and_loads_no_network(kit):
     assert "the test of a path loads the network" in refused(kit.ask("eye", asked))
 
 
+@pytest.mark.parametrize("peer", ["ann", "eye"])
+def test_the_log_of_an_agentd_is_for_the_administrator(kit, peer):
+    """It names the jobs of all drivers."""
+    kit.give("eye", "v", role="viewer")
+    kit.keyed["root"] = key("H")
+    asked = CheckNode("n1", CheckQuestion(log=True))
+    assert "may not read the logs of agentds" in refused(kit.ask(peer, asked))
+    assert kit.ask("root", asked) is None
+
+
 def test_a_viewer_has_no_session_and_cannot_stop_robots(kit):
     kit.give("eye", "v", role="viewer")
     assert "viewer 'eye' may not say ClientHello" in refused(kit.ask("eye", client_hello("eye", namespace="eye")))
