@@ -40,6 +40,7 @@ INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
 CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
 KEPT_LOGS = "RLINF_ACTORS_KEPT_LOGS"
 RAW_OUTPUT = "RLINF_ACTORS_RAW_OUTPUT"
+LOG_FORMAT = "RLINF_ACTORS_LOG_FORMAT"
 LOG_JOIN = "RLINF_ACTORS_LOG_JOIN"
 LOG_RATE = "RLINF_ACTORS_LOG_RATE"
 LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
@@ -316,7 +317,7 @@ def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     *environ* is the driver's environment, None for ``os.environ``.
     """
     env = os.environ if environ is None else environ
-    return {name: env[name] for name in (LOG_LEVEL, CATCH_FAILURE, PTRACE, DROPIN) if env.get(name)}
+    return {name: env[name] for name in (LOG_LEVEL, LOG_FORMAT, CATCH_FAILURE, PTRACE, DROPIN) if env.get(name)}
 
 
 def catching(asked: bool | None) -> dict[str, str]:
@@ -334,6 +335,18 @@ def log_level(environ: Mapping[str, str]) -> str:
     if level not in LOG_LEVELS:
         raise ConfigError(f"is {environ[LOG_LEVEL]!r}; it must be one of {', '.join(LOG_LEVELS)}", path=LOG_LEVEL)
     return level
+
+
+def log_format(environ: Mapping[str, str]) -> str:
+    """Return the format of workers' own log lines that RLINF_ACTORS_LOG_FORMAT in *environ* sets: "text" or "json".
+
+    Raises:
+        ConfigError: the format is not known. A worker that gets this error logs it and continues.
+    """
+    found = environ.get(LOG_FORMAT) or "text"
+    if found not in ("text", "json"):
+        raise ConfigError(f"is {found!r}; it must be text or json", path=LOG_FORMAT)
+    return found
 
 
 class Unit(msgspec.Struct, frozen=True):

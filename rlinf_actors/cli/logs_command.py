@@ -29,6 +29,7 @@ from rlinf_actors.wire.client_messages import LogsRead, ReadLogs, Status
 from rlinf_actors.wire.log_values import DAEMON_LOG, MAX_LOG_WAIT_S, LogFile, LogQuestion, LogSlice, file_name
 from rlinf_actors.wire.protocol import FIGURES
 from rlinf_actors.wire.values import NodeState
+from rlinf_actors.worker.log_format import parsed
 
 ANSWER_S = 12.0
 """Seconds that the head has to answer, beyond the time that a node waits for output: it waits for a node for 10 s."""
@@ -153,7 +154,8 @@ def logs(
     """Show the output of workers, also of those that have ended, from the log files of their nodes.
 
     Output of several files has the worker in front of each line. What a worker wrote to stderr is marked. --json prints
-    for each line `node`, `job`, `worker`, `stream` ("out", "err" or "log") and `text`.
+    for each line `node`, `job`, `worker`, `stream` ("out", "err" or "log"), `text`, and `record`: what a worker logged
+    with RLINF_ACTORS_LOG_FORMAT=json, else null.
     """
     if not (target or job or node):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME) or a node (--node NODE)")
@@ -312,11 +314,22 @@ async def _print(client: ControlClient, source: Source, wanted: _Wanted, several
 def _line(source: Source, several: bool, as_json: bool, text: str) -> None:
     node = source.node.report.hostname
     if as_json:
-        shown = {"node": node, "job": source.job, "worker": source.worker, "stream": source.stream, "text": text}
-        echo(json_line(shown))
+        echo(json_line(line_dict(source, text)))
         return
     mark = " stderr" if source.stream == "err" else ""
     echo(output(text), lead=plain(f"[{source.worker}@{node}{mark}] ") if several else "")
+
+
+def line_dict(source: Source, text: str) -> dict[str, object]:
+    """Return what --json prints for a line."""
+    return {
+        "node": source.node.report.hostname,
+        "job": source.job,
+        "worker": source.worker,
+        "stream": source.stream,
+        "text": text,
+        "record": parsed(text),
+    }
 
 
 async def _ask(client: ControlClient, node: NodeState, question: LogQuestion) -> LogSlice:

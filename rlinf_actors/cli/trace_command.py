@@ -7,7 +7,7 @@ record in files (agentd.traces), which `fetch` reads and makes into one Chrome t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,22 +90,32 @@ def fetch(job: str, output: str, head: str | None, as_json: bool) -> None:
         warn(f"the trace is not complete: {line}")
     if not report.processes:
         raise RlinfActorsError(f"job {name!r} has recorded nothing: run `rlinf-actors trace start --job {name}` first")
-    found = {"job": name, "file": str(chrome_path(path)), **msgspec.to_builtins(report)}
+    found = trace_dict(name, path, report)
     show(as_json, found, f"the trace of {report.processes} workers is in {chrome_path(path)} (https://ui.perfetto.dev)")
+
+
+def trace_dict(job: str, path: Path, report: TraceReport) -> dict[str, Any]:
+    """Return what `trace fetch --json` prints."""
+    return {"job": job, "file": str(chrome_path(path)), **msgspec.to_builtins(report)}
+
+
+def switch_dict(job: str, events: int, answers: Mapping[str, SwitchedWorkers]) -> dict[str, Any]:
+    """Return what `trace start --json` and `trace stop --json` print. *answers* are those of the nodes, by name."""
+    return {
+        "job": job,
+        "recording": bool(events),
+        "workers": sum(one.workers for one in answers.values()),
+        "failed": sum(one.failed for one in answers.values()),
+        "faults": [f"node {node}: {text}" for node, one in answers.items() for text in one.faults],
+    }
 
 
 def _switch(job: str, events: int, head: str | None, as_json: bool) -> None:
     endpoint, status = _status(head)
     name = _chosen(status, job)
     answers = asyncio.run(_ask_nodes(endpoint, TraceSwitch(name, events), _nodes_of(status, name)))
-    faults = [f"node {node}: {text}" for node, one in answers.items() for text in one.faults]
-    found = {
-        "job": name,
-        "recording": bool(events),
-        "workers": sum(one.workers for one in answers.values()),
-        "failed": sum(one.failed for one in answers.values()),
-        "faults": faults,
-    }
+    found = switch_dict(name, events, answers)
+    faults = found["faults"]
     what = "record" if events else "record no longer"
     show(as_json, found, f"{found['workers']} workers of job {name} {what}")
     for text in faults:

@@ -20,7 +20,7 @@ from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.environment import GroupLayout, check_launch, model_seen, worker_environment
 from rlinf_actors.placement.node_groups import ClusterView, find_group
-from rlinf_actors.settings import Settings, log_level
+from rlinf_actors.settings import Settings, log_format, log_level
 from rlinf_actors.wire.values import Claim, Piece, WorkerSpec
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def worker_specs(
         )
         env = {**defaults, **env, **template.env}
         log_level(env)
+        log_format(env)
         spec = replace(
             template,
             id=f"{launch}-{placement.rank}",

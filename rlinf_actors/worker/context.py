@@ -21,8 +21,9 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts
-from rlinf_actors.settings import log_level
+from rlinf_actors.settings import log_format, log_level
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
+from rlinf_actors.worker.log_format import TEXT, JsonFormatter
 
 if TYPE_CHECKING:
     from rlinf_actors.messaging.broadcaster import Broadcaster
@@ -103,49 +104,75 @@ def current() -> WorkerContext | None:
     return _current
 
 
-_FORMAT = "[%(levelname)s %(asctime)s %(filename)s:%(lineno)d] %(message)s"
-
-
 def make_logger(name: str) -> logging.Logger:
-    """Return the logger of the worker *name*. It writes to stderr, at the level of RLINF_LOG_LEVEL.
+    """Return the logger of the worker *name*, at the level of RLINF_LOG_LEVEL unless the program has set one.
 
-    The root logger gets none of its messages.
+    Its messages go to the handlers that the program has installed, on this logger or on those above. If there is none,
+    they go to stderr, in the format of RLINF_ACTORS_LOG_FORMAT.
     """
-    logger = logging.getLogger(f"rlinf_actors.worker.{name}")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT))
-        logger.addHandler(handler)
-        logger.propagate = False
-        _set_level(logger)
-    return logger
+    return _own_logger(f"rlinf_actors.worker.{name}")
 
 
 def driver_logger() -> logging.Logger:
-    """Return the logger that `Worker.logger` is in a driver. Its level is that of RLINF_LOG_LEVEL.
+    """Return the logger that `Worker.logger` is in a driver. Level, handlers and format are as in `make_logger`."""
+    return _own_logger("rlinf_actors.driver")
 
-    The root logger gets its messages. While the program has not configured the root logger, they go to stderr.
-    """
-    logger = logging.getLogger("rlinf_actors.driver")
-    if not logger.handlers:
-        handler = _UnlessConfigured(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT))
-        logger.addHandler(handler)
-        _set_level(logger)
+
+def _own_logger(name: str) -> logging.Logger:
+    logger = logging.getLogger(name)
+    if type(logger) is logging.Logger:
+        logger.__class__ = _NeverDisabled
+    if any(isinstance(handler, _UnlessConfigured) for handler in logger.handlers):
+        return logger
+    wrong: ConfigError | None = None
+    try:
+        level, is_json = log_level(os.environ), log_format(os.environ) == "json"
+    except ConfigError as error:  # set by the node: the driver and launch() check their own
+        level, is_json, wrong = "INFO", False, error
+    if logger.level == logging.NOTSET:
+        logger.setLevel(level)
+    handler = _UnlessConfigured(logger)
+    handler.setFormatter(JsonFormatter(_origin) if is_json else logging.Formatter(TEXT))
+    logger.addHandler(handler)
+    if wrong is not None:
+        logger.warning("%s; the level is INFO, the format text", wrong)
     return logger
 
 
+def _origin() -> dict[str, object]:
+    """Return whose log this process writes, for JsonFormatter."""
+    context = _current
+    if context is None:
+        return {"group": "", "rank": None, "node": "", "job": ""}
+    spec = context.spec
+    return {"group": spec.group, "rank": spec.rank, "node": context.place.node, "job": spec.namespace}
+
+
+class _NeverDisabled(logging.Logger):
+    """A logger that logging.config does not disable: `dictConfig` disables each logger that it does not name."""
+
+    @property
+    def disabled(self) -> bool:
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        """Change nothing."""
+
+
 class _UnlessConfigured(_StreamHandler):
-    """Writes a message only if the root logger has no handler, so that no message is written twice."""
+    """Writes messages of *logger* to stderr, unless the program has installed a handler that gets them: no message is
+    written twice.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(sys.stderr)
+        self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.root.handlers:
-            super().emit(record)
-
-
-def _set_level(logger: logging.Logger) -> None:
-    try:
-        logger.setLevel(log_level(os.environ))
-    except ConfigError as error:  # set by the node: the driver and launch() check their own
-        logger.setLevel("INFO")
-        logger.warning("%s; the level is INFO", error)
+        above: logging.Logger | None = self._logger
+        while above is not None:
+            if any(handler is not self for handler in above.handlers):
+                return
+            above = above.parent if above.propagate else None
+        super().emit(record)

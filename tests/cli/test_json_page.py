@@ -7,20 +7,28 @@ import re
 
 import msgspec
 import pytest
+from cli_kit import node
+from msgspec.structs import replace
 
 from rlinf_actors.cli.channel_command import figures_dict
 from rlinf_actors.cli.doctor import report
 from rlinf_actors.cli.doctor_cluster import ClusterFacts, End, Path
 from rlinf_actors.cli.doctor_finding import Finding
 from rlinf_actors.cli.job_command import job_dict
+from rlinf_actors.cli.logs_command import Source, line_dict
+from rlinf_actors.cli.stack_report import ShownWorker, report_dict
+from rlinf_actors.cli.trace_command import switch_dict, trace_dict
 from rlinf_actors.cli.views import driver_dict, group_dict, summary, worker_dict
 from rlinf_actors.cli.worker_command import KILLED, _worker_of
+from rlinf_actors.cluster.trace_files import TraceReport
 from rlinf_actors.wire.check_values import NodeFacts, PathAnswer
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.event_json import event_dict
 from rlinf_actors.wire.figure_values import ChannelFigures, KeyFigures
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.program import DriverState, Program
+from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
+from rlinf_actors.wire.trace_values import SwitchedWorkers
 from rlinf_actors.wire.values import (
     ClusterEvent,
     ExitReport,
@@ -30,11 +38,19 @@ from rlinf_actors.wire.values import (
     NodeState,
     WorkerState,
 )
+from rlinf_actors.worker.log_format import KEYS
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
 WORKER = WorkerState(id="g-0", rank=0, node_rank=0, node_ip="10.0.0.1", state="running")
 GROUP = GroupState("ns", "g", "m:C", "d1", "running", [WORKER])
 LEASE = LeaseState("k", "arm", "ns", "g", "owner", ["g:0"], ["n0"], "held", 1.0, None)
+STACKS = WorkerStacks(
+    "g-0", waits=[Wait("recv()", 1.0, ["g:1"], blocks=True)], stacks=[Stack("MainThread", [StackFrame("a.py", 1, "f")])]
+)
+WAITER = replace(STACKS, id="g-1", waits=[Wait("recv()", 1.0, ["g:0"], blocks=True)])
+REPORT = report_dict([ShownWorker("ns", "g", 0, "n0", STACKS), ShownWorker("ns", "g", 1, "n0", WAITER)])
+NODE = node(0)
+SOURCE = Source(NODE, "ns", "g", "0", "out", {}, True)
 STATUS = Status("e", "1", 1.0, [], [GROUP], [], [LEASE])
 
 NODE = NodeState(NodeReport("n1", "n1", "10.0.0.1", "h", 1, 1, "3.11", "/p"), "i", 0, "ready", 0.0)
@@ -63,6 +79,17 @@ PRINTED = {
     "A finding": DIAGNOSIS["findings"][0],
     "Facts of a node": DIAGNOSIS["nodes"][0],
     "A tested path": DIAGNOSIS["paths"][0],
+    "A line of output": line_dict(SOURCE, ""),
+    "A logged record": dict.fromkeys(KEYS),
+    "A switched trace": switch_dict("ns", 1, {"n0": SwitchedWorkers()}),
+    "A fetched trace": trace_dict("ns", Path("trace.json"), TraceReport()),
+    "A report of stacks": REPORT,
+    "A cycle of waits": REPORT["cycles"][0],
+    "A step of a cycle": REPORT["cycles"][0]["steps"][0],
+    "The stacks of a worker": REPORT["workers"][0],
+    "A wait": REPORT["workers"][0]["waits"][0],
+    "A stack": REPORT["workers"][0]["stacks"][0],
+    "A frame": REPORT["workers"][0]["stacks"][0]["frames"][0],
     "A key of a channel": msgspec.structs.asdict(KeyFigures("k")),
 }
 

@@ -169,6 +169,7 @@ def test_the_workers_logger_has_the_configured_level(monkeypatch, capsys, enviro
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's own
     logger = make_logger(f"levels:{len(environ)}{level}{said[:1]}")
     assert logging.getLevelName(logger.level) == level
     assert said in capsys.readouterr().err
