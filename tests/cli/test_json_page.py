@@ -49,8 +49,8 @@ STACKS = WorkerStacks(
 )
 WAITER = replace(STACKS, id="g-1", waits=[Wait("recv()", 1.0, ["g:0"], blocks=True)])
 REPORT = report_dict([ShownWorker("ns", "g", 0, "n0", STACKS), ShownWorker("ns", "g", 1, "n0", WAITER)])
-NODE = node(0)
-SOURCE = Source(NODE, "ns", "g", "0", "out", {}, True)
+
+SOURCE = Source(node(0), "ns", "g", "0", "out", {}, True)
 STATUS = Status("e", "1", 1.0, [], [GROUP], [], [LEASE])
 
 NODE = NodeState(NodeReport("n1", "n1", "10.0.0.1", "h", 1, 1, "3.11", "/p"), "i", 0, "ready", 0.0)
@@ -82,7 +82,7 @@ PRINTED = {
     "A line of output": line_dict(SOURCE, ""),
     "A logged record": dict.fromkeys(KEYS),
     "A switched trace": switch_dict("ns", 1, {"n0": SwitchedWorkers()}),
-    "A fetched trace": trace_dict("ns", Path("trace.json"), TraceReport()),
+    "A fetched trace": trace_dict("ns", pathlib.Path("trace.json"), TraceReport()),
     "A report of stacks": REPORT,
     "A cycle of waits": REPORT["cycles"][0],
     "A step of a cycle": REPORT["cycles"][0]["steps"][0],
