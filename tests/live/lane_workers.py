@@ -160,26 +160,29 @@ class LaneTalker(TensorTalker):
 
         before, process_groups.GlooWire.recv = process_groups.GlooWire.recv, recv  # type: ignore[method-assign]
 
-    def hear_late(self, group: str) -> list[Any]:
-        """Time limits that end while a tensor is on its way; then that and what was sent behind it."""
-        go_on, under_way = threading.Event(), threading.Event()
+    def hold_lanes(self) -> None:
+        """Let no lane of this worker receive until `hear_late` lets it."""
+        self.go_on, self.under_way = threading.Event(), threading.Event()
 
         def recv(wire: Any, buffers: Any) -> None:
-            under_way.set()
-            assert go_on.wait(60)
+            self.under_way.set()
+            assert self.go_on.wait(60)
             before(wire, buffers)
 
         before, process_groups.GlooWire.recv = process_groups.GlooWire.recv, recv  # type: ignore[method-assign]
+
+    def hear_late(self, group: str) -> list[Any]:
+        """Time limits that end while a tensor is on its way; then that and what was sent behind it."""
         heard: list[Any] = []
         while True:
             heard = [ended(self.recv(group, 0, async_op=True, timeout=0.2))]
-            if under_way.is_set():  # on a busy machine, the message may come before the first limit, or after it
+            if self.under_way.is_set():  # on a busy machine, the message may come before the first limit, or after it
                 break
         try:
             self.recv(group, 0, timeout=0.1)
         except TimeoutError:
             heard.append("TimeoutError")
-        go_on.set()
+        self.go_on.set()
         return [*heard, self.recv(group, 0).sum().item(), self.recv(group, 0)]
 
     def give_sample(self, groups_: Any, count: int) -> list[bool]:

@@ -128,6 +128,7 @@ def test_lanes_leave_the_users_default_group_unchanged(launched):
 
 def test_recv_that_times_out_during_a_transfer_takes_nothing(pair):
     a, b = pair
+    b.hold_lanes().wait()  # before anything is sent: a lane receives also before the first recv()
     hearing = b.hear_late("a")
     a.say_both("b").wait()
     assert hearing.wait() == [["TimeoutError", "TimeoutError", 50_000.0, "behind"]]
