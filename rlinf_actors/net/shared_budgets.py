@@ -26,8 +26,9 @@ FORGET_S = 60.0
 _ROW = struct.Struct("<8sd")
 _ROWS = SIZE // _ROW.size
 _PROBES = 32
-_TRIES = 100
-"""Tries to get the lock. A process that was stopped while it had the lock must not block others: they go on without."""
+_PATIENCE_S = 0.1
+"""How long a process waits for the lock, longer than a busy machine keeps its holder from running. A process that was
+stopped while it had the lock must not block others: they go on without, and do not wait again until they get it."""
 
 
 class SharedBudgets:
@@ -71,6 +72,7 @@ class SharedBandwidth:
         self._memory = memory
         self._key = key
         self._rate = rate
+        self._patience_s = _PATIENCE_S
 
     def carry(self, span: Span, size: int) -> Span:
         locked = self._lock()
@@ -85,12 +87,18 @@ class SharedBandwidth:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
-        for _ in range(_TRIES):
+        until = 0.0
+        while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._patience_s = _PATIENCE_S
                 return True
+            now = time.monotonic()
+            until = until or now + self._patience_s
+            if now >= until:
+                self._patience_s = 0.0
+                return False
             os.sched_yield()
-        return False
 
     def _row(self) -> tuple[int, float]:
         """Return the offset of this stage's row and its time. The offset is -1 if no row is left."""
