@@ -258,9 +258,12 @@ class Looped(Worker):
         return await self.cancelled.wait()
 
     async def numbers(self, n: int):
-        for k in range(n):
-            self.made = k + 1
-            yield k
+        try:
+            for k in range(n):
+                self.made = k + 1
+                yield k
+        finally:
+            self.cancelled.set()
 
     async def arrays(self, n: int):
         import numpy as np

@@ -155,8 +155,10 @@ class TestStreams:
         for taken in range(1, 60):
             await items.__anext__()
             assert (await group.made_so_far())[0] <= taken + WINDOW + 1
-        await items.aclose()
+        await items.aclose()  # does not wait for the generator's end
+        assert await group.was_cancelled() == [True]
         made = (await group.made_so_far())[0]
+        assert made <= taken + WINDOW + 1
         assert await group.plain() == [True]
         assert (await group.made_so_far())[0] == made
 
