@@ -223,7 +223,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with all of it."""
     place = tmp_path_factory.mktemp("user")
     for path, name in zip([*USER_CODE, *EXAMPLES], NAMES, strict=False):
-        if all(map(importlib.util.find_spec, OPTIONAL & _imported(path.read_text()))):
+        if all(map(importlib.util.find_spec, OPTIONAL & _imported(path.read_text(), path.parent))):
             shutil.copy(path, place / name)
     for package in PACKAGES:
         shutil.copytree(package, place / package.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -291,12 +291,13 @@ def test_each_page_with_blocks_is_known():
     assert pages - PAGES.keys() == set()
 
 
-def _imported(text: str) -> set[str]:
-    """Top-level packages that a module imports."""
+def _imported(text: str, folder: Path | None = None) -> set[str]:
+    """Top-level packages that a module imports, also by modules beside it in its folder."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
-    return found
+    beside = [folder / f"{name}.py" for name in found] if folder else []
+    return found.union(*(_imported(path.read_text(), folder) for path in beside if path.exists()))
