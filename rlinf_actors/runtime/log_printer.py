@@ -127,7 +127,7 @@ class LogPrinter:
                 due = self._view.due(now)
                 if lines.skipped:
                     text = f"{lines.skipped} lines are not shown here; the log files have them"
-                    due.append(Line("err", text, lines.node, count=lines.skipped))
+                    due.append(Line("err", text, lines.node, count=lines.skipped, node=lines.node))
                 self._print(due)
             self._printing = None
             self._credit(LogCredit(lines.owner, lines.node, lines.cost))
@@ -149,7 +149,7 @@ class LogPrinter:
     def _leave_out(self, lines: Iterable[Line]) -> None:
         for line in lines:
             if not line.text.endswith(UPDATE):
-                self.left_out(next(iter(line.members.values()), line.group), "", line.count)
+                self.left_out(next(iter(line.members.values()), line.node), "", line.count)
 
     def _print(self, lines: list[Line]) -> None:
         if time.monotonic() > self._until:

@@ -40,7 +40,8 @@ class Line(msgspec.Struct, eq=False):
         text: the line.
         group: the group of its workers; for a note, what it begins with.
         members: its workers, GROUP:RANK, each with the node; none for a note.
-        count: how many lines of workers it stands for.
+        count: how many lines of workers it stands for; of a note, how many are held back.
+        node: of a note, the node of these lines, or of some of them.
         number, until: its place among all lines, and the time until which it waits for equal ones.
     """
 
@@ -49,6 +50,7 @@ class Line(msgspec.Struct, eq=False):
     group: str = "rlinf-actors"
     members: dict[str, str] = msgspec.field(default_factory=dict)
     count: int = 1
+    node: str = ""
     number: int = 0
     until: float = 0.0
 
@@ -108,6 +110,7 @@ class LogView:
         self._budgets: dict[Source, _Budget] = {}
         self._of_all: dict[str, _Budget] = {}  # by stream
         self._held: dict[str, int] = {}  # lines that are held back, by worker
+        self._held_on: dict[str, str] = {}  # node of the last one, by group
         self._held_since = 0.0
 
     @property
@@ -131,10 +134,11 @@ class LogView:
             if not text.endswith(UPDATE) and not self._may_show(source, now):
                 self._held_since = self._held_since if self._held else now
                 self._held[worker] = self._held.get(worker, 0) + 1
+                self._held_on[group] = node
                 continue
             self._number += 1
             until = now + HOLD_S if self._joins else now
-            line = Line(stream, text, group, {worker: node}, 1, self._number, until)
+            line = Line(stream, text, group, {worker: node}, number=self._number, until=until)
             self._waiting.append(line)
             self._last[source] = self._number
             if joins:
@@ -179,8 +183,9 @@ class LogView:
         for group, counts in groups.items():
             name = _names(group, counts)
             where = self._where(name if len(counts) == 1 else group)
-            text = f"{name}: {sum(counts.values()):,} lines held back in the last {seconds} s; all of them: {where}"
-            notes.append(Line("err", text, count=0))
+            held = sum(counts.values())
+            text = f"{name}: {held:,} lines held back in the last {seconds} s; all of them: {where}"
+            notes.append(Line("err", text, count=held, node=self._held_on[group]))
         self._held.clear()
         for budget in (*self._budgets.values(), *self._of_all.values()):
             budget.refill(now)

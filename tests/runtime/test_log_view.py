@@ -121,7 +121,7 @@ def test_flood_is_held_back_and_counted():
     assert f"[{note.who}] {note.text}" == (
         f"[rlinf-actors] actor:3: {50_210 - burst:,} lines held back in the last 5 s; all of them: logs actor:3"
     )
-    assert (note.stream, note.count) == ("err", 0)
+    assert (note.stream, note.count, note.node) == ("err", 50_210 - burst, "n1")
     assert len(flood(shown, 3, 1000, NOTE_S)) == 10 * NOTE_S
     assert len(flood(shown, 4, 10, NOTE_S)) == 10
 
@@ -193,6 +193,15 @@ def test_waiting_lines_that_cannot_be_printed_any_more_are_counted(monkeypatch, 
     printer.hurry()
     printer.close()
     assert printer.left == {("n1", ""): 3}
+
+
+def test_lines_held_back_count_as_left_out_if_their_note_cannot_be_printed(monkeypatch, rlinf_leak_check):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    printer = LogPrinter(lambda credit: None, False, view(10, joins=False))
+    printer.show(LogLines("job", "n1", out(0, *map(str, range(1000)))))
+    printer.hurry()
+    printer.close()
+    assert sum(printer.left.values()) + sys.stdout.getvalue().count("\n") == 1000
 
 
 @pytest.mark.parametrize(
