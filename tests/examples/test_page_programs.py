@@ -22,17 +22,32 @@ PROGRAMS = {
     for found in PROGRAM.finditer(page.read_text())
 }
 
+TESTS = {
+    f"{page.stem}/{name}": text
+    for page in sorted(PAGES.glob("*.md"))
+    for text, name in re.findall(r"^```python\n(# (test_\w+\.py)\n.*?)^```$", page.read_text(), re.M | re.S)
+}
+
 pytestmark = pytest.mark.live
+
+
+def run(path: Path, text: str, *command: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(text)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RLINF_HEAD")}
+    return subprocess.run(
+        [sys.executable, *command, str(path)], cwd=path.parent, env=clean, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_prints_what_its_page_shows(name, tmp_path):
     text, shown = PROGRAMS[name]
-    path = tmp_path / Path(name).name
-    path.write_text(text)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("RLINF_HEAD")}
-    done = subprocess.run(
-        [sys.executable, str(path)], cwd=tmp_path, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False, timeout=pace.PATIENCE_S,
-    )  # fmt: skip
+    done = run(tmp_path / Path(name).name, text)
     assert (done.returncode, done.stdout) == (0, shown), done.stderr
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_tests_of_a_page_pass(name, tmp_path):
+    done = run(tmp_path / Path(name).name, TESTS[name], "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -88,7 +88,11 @@ PAGES = {
     "from-ray.md": "",
     "robot-cell.md": "",
     "run-a-program.md": "",
-    "train-a-policy.md": "",
+    "train-a-policy.md": """
+        from rlinf_actors import NodePlacementStrategy
+        from rlinf_actors.testing import LocalCluster
+        nodes, workers = 2, 3
+        """,
     "robot-safety.md": """
         import ctypes, subprocess
         from typing import Any
@@ -175,10 +179,20 @@ PAGES = {
         """,
     "survive-failures.md": """
         from pathlib import Path
+        from typing import Any
         from rlinf_actors import Cluster, RestartPolicy, Worker
+        class Actor(Worker):
+            def __init__(self, config: Any) -> None: ...
+        class MyWorker(Worker): ...
+        config: Any = None
         cluster = Cluster()
         """,
+    "test-with-faults.md": "",
     "testing.md": "",
+    "trace-a-job.md": """
+        from rlinf_actors import Tracer
+        def preprocess() -> None: ...
+        """,
     "two-machines.md": "",
     "two-nodes.md": "",
     "use-asyncio.md": """
@@ -189,6 +203,17 @@ PAGES = {
                 return 1
         cluster = Cluster()
         self = Actor()
+        """,
+    "use-channels.md": """
+        import logging
+        from typing import Any
+        from rlinf_actors import Channel, ChannelClosedError, Cluster, ItemNotProcessedError, Worker
+        class Mine(Worker):
+            def run(self, channel: Channel) -> None: ...
+        async def process(item: Any) -> None: ...
+        cluster, log = Cluster(), logging.getLogger()
+        group = Mine.create_group().launch(cluster)
+        rollout, channel = "", Channel.create("")
         """,
 }
 """By page: what its blocks take for granted. A block that imports rlinf_actors itself is a program and stands alone."""
