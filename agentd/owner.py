@@ -8,21 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from rlinf_actors import procfs
+from rlinf_actors import procfs, run_dirs
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.model.run_order import AgentOrder
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.settings import SLURM_NODE, Settings
 
 SOURCE = "--of-run"
-_MAX_PARENT = 60
-"""Longest parent of a run directory, in bytes (RunDir.open limits the whole path)."""
 
 
 def take_order(stdin: int, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -44,7 +41,7 @@ def take_order(stdin: int, environ: Mapping[str, str]) -> dict[str, Any]:
     node = order.nodes[name]
     key = os.memfd_create("rlinf-key")
     os.write(key, node.key.encode())
-    run_dir = node.run_dir or _new_run_dir(Settings.load(environ))
+    run_dir = node.run_dir or run_dirs.make("node-", Settings.load(environ))
     return {
         "connect": order.connect,
         "name": name,
@@ -103,8 +100,3 @@ def _line(stdin: int) -> bytes:
     while not data.endswith(b"\n") and (chunk := os.read(stdin, 1 << 16)):
         data += chunk
     return data
-
-
-def _new_run_dir(settings: Settings) -> str:
-    parent = settings.run_dir or tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="rlinf-node-", dir=parent if len(os.fsencode(parent)) <= _MAX_PARENT else "/tmp")

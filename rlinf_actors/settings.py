@@ -310,6 +310,25 @@ class CodeSettings(msgspec.Struct, frozen=True):
         )
 
 
+class SlurmJob(msgspec.Struct, frozen=True):
+    """What Slurm tells a process of a job.
+
+    Attributes:
+        nodes: the nodes of the job, in Slurm's short form such as gpu[01-04]; "" outside of a job.
+        tasks: number of tasks of the step of which this process is one; 1 in a batch script and in salloc.
+    """
+
+    nodes: str = ""
+    tasks: int = 1
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> SlurmJob:
+        """Return the facts in the environment *environ* (None: ``os.environ``)."""
+        env = os.environ if environ is None else environ
+        step = env.get("SLURM_STEP_NUM_TASKS", "1")
+        return cls(env.get("SLURM_JOB_NODELIST", ""), int(step) if step.isdecimal() else 1)
+
+
 def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables that workers inherit from their driver, unless the launch or the cluster sets
     them.

@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +29,9 @@ from pathlib import Path
 
 import msgspec
 
-from rlinf_actors import procfs
+from rlinf_actors import procfs, run_dirs
 from rlinf_actors.cli.output import note, plain
+from rlinf_actors.cli.run_plans import Plan
 from rlinf_actors.cli.run_signals import ENDING, Signals
 from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot, end_all, processes_with
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
@@ -63,44 +63,7 @@ LOG_LINES = 15
 _PIPE_BYTES = 1 << 20
 """Room in the pipe to stdin of a process that starts many agentds, so that writing their order does not block."""
 _LABEL = re.compile(rb"^\s*\d+: ")  # of srun --label
-_MAX_PARENT = 40
 _OF_NODES = {HEAD, HEAD_KEY, KEY_DIR, NODE_RANK, NUM_NODES, LOG_DIR, CONFIG_FILE, NAMESPACE, procfs.WORKER_MARK}
-
-
-@dataclass(frozen=True)
-class Start:
-    """A command that starts the agentds of some nodes, and lives as long as they.
-
-    Attributes:
-        title: what starts them, for people: "agentd", "ssh to gpu-1", "srun".
-        command: its words.
-        names: names of the nodes.
-    """
-
-    title: str
-    command: Sequence[str]
-    names: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Where the processes of a run are.
-
-    Attributes:
-        names: names of the nodes, by rank.
-        listen: host at which the head listens.
-        reach: host at which nodes and drivers reach the head.
-        starts: what starts the agentds.
-        here: True if all nodes are on this machine: their directories are then removed even if an agentd is killed.
-        log_dir: directory for the output of workers, on each node; None for one that ends with the run.
-    """
-
-    names: Sequence[str]
-    listen: str
-    reach: str
-    starts: Sequence[Start]
-    here: bool = False
-    log_dir: str | None = None
 
 
 @dataclass
@@ -155,6 +118,7 @@ class RunCluster:
         self._signals = signals
         self._selector = selectors.DefaultSelector()
         self._dir = ""
+        self._lock = -1
         self._node_dirs: dict[str, str] = {}
         self._agents: list[_Child] = []
         self._head: _Child | None = None
@@ -178,9 +142,8 @@ class RunCluster:
 
     def _start(self) -> None:
         settings = Settings.load()
-        parent = settings.run_dir or tempfile.gettempdir()
-        parent = parent if len(os.fsencode(parent)) <= _MAX_PARENT else "/tmp"
-        self._dir = tempfile.mkdtemp(prefix="rlinf-run-", dir=parent)
+        self._dir = run_dirs.make("", settings)
+        self._lock = run_dirs.lock(self._dir)
         os.mkdir(f"{self._dir}/logs", 0o700)
         self._selector.register(self._signals, selectors.EVENT_READ)
         head = KeyPair.make()
@@ -194,7 +157,7 @@ class RunCluster:
             self._missing[node_id] = name
             run_dir, log_dir = "", f"{self._plan.log_dir}/{name}" if self._plan.log_dir else ""
             if self._plan.here:
-                run_dir = self._node_dirs[name] = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=parent)
+                run_dir = self._node_dirs[name] = run_dirs.make(f"n{rank}-", settings)
                 log_dir = log_dir or f"{self._dir}/logs/{name}"
             text = keyfile.text(KeyFile("agent", name, pair, head.public, node=node_id))
             self._orders[name] = NodeOrder(rank, text, run_dir, log_dir)
@@ -351,6 +314,7 @@ class RunCluster:
         self._keep_logs()
         for path in (self._dir, *self._node_dirs.values()):
             shutil.rmtree(path, ignore_errors=True)
+        os.close(self._lock)
 
     def _keep_logs(self) -> None:
         parent = Settings.load().kept_logs
@@ -399,14 +363,13 @@ def _last(child: _Child) -> str:
 
 def _ended(child: _Child) -> str:
     """Return how a process has ended whose stdout is closed, and the end of its log, for people."""
-    names = f" (node {child.names[0]})" if len(child.names) == 1 else ""
     try:
         code = child.process.wait(1.0)  # its pipes close as it ends
         how = f"has ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
     except subprocess.TimeoutExpired:
         how = "has closed its stdout"
     lines = "".join(f"\n    {line}" for line in child.last_lines())
-    return f"{child.title}{names} {how}" + (f"; the last lines of its log:{lines}" if lines else "")
+    return f"{child.title} {how}" + (f"; the last lines of its log:{lines}" if lines else "")
 
 
 def _bracketed(host: str) -> str:

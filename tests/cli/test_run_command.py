@@ -121,9 +121,12 @@ class TestHere:
             open(ours, "rb", 0) as terminal,
         ):
             os.close(theirs)
-            assert terminal.readline() == b"up\r\n"
-            os.write(ours, b"\x03")
-            assert process.wait(pace.PATIENCE_S) == 41
+            try:
+                assert terminal.readline() == b"up\r\n"
+                os.write(ours, b"\x03")
+                assert process.wait(pace.PATIENCE_S) == 41
+            finally:
+                process.kill()
 
     def test_nothing_is_left_when_the_run_is_killed(self, tmp_path):
         """The program has a worker on each node, and a child."""
