@@ -20,9 +20,9 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from rlinf_actors.cli import run_program
 from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
-from rlinf_actors.cluster.local_daemon import end_all
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.head import state_place
@@ -166,10 +166,10 @@ def _order() -> HeadOrder:
 
 
 def _end_with_run(
-    loop: asyncio.AbstractEventLoop, run_dir: str, end: Callable[[], None], stack: contextlib.ExitStack
+    loop: asyncio.AbstractEventLoop, order: HeadOrder, end: Callable[[], None], stack: contextlib.ExitStack
 ) -> None:
     """Call *end* when the pipe at stdin closes, because the run has ended. If the run was killed, end its program and
-    remove its directory *run_dir*: a run that ends by itself does both, and says so by one line before it closes the
+    remove its directory: a run that ends by itself does both, and says so by one line before it closes the
     pipe.
     """
     ended_itself = False
@@ -181,8 +181,8 @@ def _end_with_run(
             return
         loop.remove_reader(0)
         if not ended_itself:
-            end_all(run_dir)  # blocks the loop: nothing else is left to do
-            shutil.rmtree(run_dir, ignore_errors=True)
+            run_program.end(order.run)  # blocks the loop: nothing else is left to do
+            shutil.rmtree(order.run_dir, ignore_errors=True)
         end()
 
     loop.add_reader(0, readable)
@@ -244,7 +244,7 @@ async def _serve(
         stack.callback(head_records.publish(record, settings, Unit.load().run_dir))
         on_stop_signals(loop, lambda name: end(name, False))
         if order is not None:
-            _end_with_run(loop, order.run_dir, lambda: end("its `rlinf-actors run` has ended", True), stack)
+            _end_with_run(loop, order, lambda: end("its `rlinf-actors run` has ended", True), stack)
         nothing = "SIGHUP: the head reloads nothing; restart it to change its options, variables and configuration"
         loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)
         show(as_json, {"head": address}, address)

@@ -30,10 +30,11 @@ from pathlib import Path
 import msgspec
 
 from rlinf_actors import procfs, run_dirs
+from rlinf_actors.cli import run_program
 from rlinf_actors.cli.output import note, plain
 from rlinf_actors.cli.run_plans import Plan
 from rlinf_actors.cli.run_signals import ENDING, Signals
-from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot, end_all, processes_with
+from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.kept_logs import keep
 from rlinf_actors.model.run_order import AgentOrder, HeadOrder, NodeOrder
@@ -41,7 +42,6 @@ from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.settings import (
-    CLUSTER_MARK,
     CONFIG_FILE,
     FOR_THE_UNIT_ALONE,
     HEAD,
@@ -117,7 +117,7 @@ class RunCluster:
         self._plan = plan
         self._signals = signals
         self._selector = selectors.DefaultSelector()
-        self._dir = ""
+        self._dir = self._id = ""
         self._lock = -1
         self._node_dirs: dict[str, str] = {}
         self._agents: list[_Child] = []
@@ -143,6 +143,7 @@ class RunCluster:
     def _start(self) -> None:
         settings = Settings.load()
         self._dir = run_dirs.make("", settings)
+        self._id = os.path.basename(self._dir)
         self._lock = run_dirs.lock(self._dir)
         os.mkdir(f"{self._dir}/logs", 0o700)
         self._selector.register(self._signals, selectors.EVENT_READ)
@@ -173,7 +174,7 @@ class RunCluster:
             "--of-run",
         ]
         self._head = self._spawn("head", (), command, {**env, KEY_DIR: str(keys)})
-        self._head.tell(msgspec.json.encode(HeadOrder(listed, self._dir)))
+        self._head.tell(msgspec.json.encode(HeadOrder(listed, self._id, self._dir)))
 
     def _spawn(self, title: str, names: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> _Child:
         path = Path(self._dir, "logs", f"{names[0] if len(names) == 1 else title}.log")
@@ -260,14 +261,7 @@ class RunCluster:
         """Run the program, and forward signals to it. Return its exit code, 128 + N if signal N has ended it."""
         env = {name: value for name, value in os.environ.items() if name not in (HEAD_KEY, KEY_FILE)}
         env |= {HEAD: self._address, KEY_DIR: f"{self._dir}/keys", NUM_NODES: str(len(self._plan.names))}
-        env[CLUSTER_MARK] = self._dir
-        parent = os.getpid()
-
-        def prepare() -> None:
-            self._signals.unblock()
-            procfs.die_with_parent(signal.SIGKILL, parent)
-
-        program = subprocess.Popen(command, env=env, preexec_fn=prepare)
+        program = run_program.start(self._id, command, env, self._signals.unblock)
         pidfd = os.pidfd_open(program.pid)
         try:
             self._selector.register(pidfd, selectors.EVENT_READ, program)
@@ -296,10 +290,8 @@ class RunCluster:
         """End the program's processes, the agentds and the head, and remove the directories of the run."""
         if not self._dir:
             return
-        left = processes_with(CLUSTER_MARK, self._dir)
-        if left:
-            note(f"ending {len(left)} processes that the program has left")
-        end_all(self._dir)
+        if left := run_program.end(self._id):
+            note(f"ended {left} processes that the program had left")
         for child in self._agents:
             child.close()
         deadline = time.monotonic() + END_S

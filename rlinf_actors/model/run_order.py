@@ -42,9 +42,10 @@ class HeadOrder(msgspec.Struct, frozen=True):
 
     Attributes:
         nodes: names of the nodes that may join, by public key.
-        run_dir: directory of the run. It marks the processes of the program (settings.CLUSTER_MARK). If the run is
-            killed, the head ends these processes and removes the directory.
+        run: id of the run, which marks the processes of its program.
+        run_dir: directory of the run. If the run is killed, the head ends the program and removes this directory.
     """
 
     nodes: dict[str, str]
+    run: str
     run_dir: str

@@ -85,7 +85,7 @@ class TestHere:
     def test_exit_code_and_logs_of_a_program_that_fails_and_leaves_processes(self, tmp_path):
         done = run("--", "sh", "-c", "sleep 1000 >&- 2>&- & setsid sleep 1000 >&- 2>&- & kill -KILL $$")
         assert done.returncode == 128 + signal.SIGKILL
-        assert "ending 2 processes that the program has left" in done.stderr
+        assert "ended 2 processes that the program had left" in done.stderr
         (kept,) = (tmp_path / "kept").iterdir()
         assert f"the logs of this run are kept in {kept}" in done.stderr
         assert {"head.log", "node0.log"} <= {path.name for path in (kept / "logs").iterdir()}
