@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import click
@@ -22,6 +21,7 @@ from rlinf_actors.cli.output import echo, json_line, note, plain, warn
 from rlinf_actors.cli.queries import expected, head_option, observing, status_of
 from rlinf_actors.compat import TaskGroup
 from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.model.log_lines import SlicedLines
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.shown import output
@@ -39,8 +39,6 @@ LINES = 1000
 """Lines of each file that are shown if neither --lines nor --since says otherwise."""
 LINE_BYTES = 4096
 """Bytes that are read for each of the last lines. Longer ones are fewer."""
-LONGEST_LINE = 1 << 20
-"""Most bytes of a line. A longer one is shown in pieces."""
 _FILE = re.compile(r"(?P<group>.+)-(?P<rank>\d+)\.(?P<stream>out|err)(?P<older>\.1)?")
 
 
@@ -58,40 +56,6 @@ class Source(msgspec.Struct):
     @property
     def worker(self) -> str:
         return f"{self.group}:{self.rank}" if self.rank else self.group
-
-
-class _Lines:
-    """Makes lines of the slices of a file, and prints them. With a limit, only the last ones, at `end`."""
-
-    def __init__(self, show: Callable[[str], object], limit: int | None) -> None:
-        self._show = show
-        self._last: deque[str] | None = None if limit is None else deque(maxlen=limit)
-        self._rest = b""
-
-    def feed(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        while len(self._rest) > LONGEST_LINE:
-            lines.append(self._rest[:LONGEST_LINE])
-            self._rest = self._rest[LONGEST_LINE:]
-        for line in lines:
-            self._add(
-                line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-            )  # of a progress bar the last state
-
-    def _add(self, line: str) -> None:
-        if self._last is None:
-            self._show(line)
-        else:
-            self._last.append(line)
-
-    def end(self, unfinished: bool = True) -> None:
-        """Print what is left, from now on without a limit. With *unfinished*, a last line without its end, too."""
-        if unfinished and self._rest:
-            rest, self._rest = self._rest, b""
-            self._add(rest.decode(errors="replace"))
-        kept, self._last = self._last or (), None
-        for line in kept:
-            self._show(line)
 
 
 def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> float:
@@ -284,7 +248,7 @@ def _chosen(files: Sequence[tuple[NodeState, LogFile]], target: str, with_daemon
 
 async def _print(client: ControlClient, source: Source, wanted: _Wanted, several: bool) -> None:
     """Print a log file, and with --follow what comes after it, until its worker has ended."""
-    lines = _Lines(partial(_line, source, several, wanted.as_json), wanted.limit)
+    lines = SlicedLines(partial(_line, source, several, wanted.as_json), wanted.limit)
     job = source.job if source.rank else None
     names = list(source.sizes)
     skipped = 0 if wanted.limit is None else max(0, sum(source.sizes.values()) - wanted.limit * LINE_BYTES)

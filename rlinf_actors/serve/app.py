@@ -12,17 +12,22 @@ from typing import Any
 from aiohttp import web
 
 from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.serve import metrics
 from rlinf_actors.serve.guard import HEADERS, Guard, Refusal
-from rlinf_actors.serve.pages import SHOWN_EVENTS, SORTS, Pages, chosen_workers, group_rows, summary
+from rlinf_actors.serve.pages import SHOWN_EVENTS, SORTS, Output, Pages, chosen_workers, group_rows, summary
 from rlinf_actors.serve.sample import WorkerView
 from rlinf_actors.serve.sampler import Sampler
+from rlinf_actors.shown import bar
+from rlinf_actors.wire.log_values import file_name
 from rlinf_actors.wire.stack_values import WorkerStacks
 
 MOST_LISTENERS = 64
 """Most pages that are kept up to date at a time."""
 ALIVE_S = 15.0
 """Seconds after which a silent page is sent a comment, so that a connection that is gone is noticed."""
+LOG_LINES = 200
+"""Lines of stdout, and of stderr, on the page of a worker's log."""
 MOST_QUERY = 200
 """Most characters of a filter."""
 STATIC: Mapping[str, str] = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -47,6 +52,8 @@ class App:
         self._changed = asyncio.Event()
         self._listeners = 0
         self._closing = False
+        self._tasks = Tasks()
+        self._outputs: dict[str, tuple[float, asyncio.Task[list[Output]]]] = {}  # by worker, with the sample's time
         folder = Path(__file__).parent / "static"
         self._static = {name: (folder / name).read_bytes() for name in STATIC}
         sampler.on_sample = self._on_sample
@@ -60,6 +67,7 @@ class App:
                 web.get("/workers", self._workers),
                 web.get("/workers/{id}", self._worker),
                 web.get("/workers/{id}/stacks", self._stacks),
+                web.get("/workers/{id}/log", self._log),
                 web.get("/nodes/{id}", self._node),
                 web.get("/channels", self._channels),
                 web.get("/events", self._events),
@@ -74,6 +82,7 @@ class App:
         """End the answers that keep pages up to date."""
         self._closing = True
         self._changed.set()
+        self._tasks.cancel()
 
     # --- guard ---
 
@@ -139,6 +148,33 @@ class App:
         except RlinfActorsError as error:
             lines = [str(error)]
         return self._page("stacks.html", "", live=False, worker=worker, tab="stacks", lines=lines)
+
+    async def _log(self, request: web.Request) -> web.Response:
+        worker = self._asked_worker(request)
+        output = await self._output_of(worker)
+        return self._page("log.html", "", worker=worker, tab="log", output=output, most=LOG_LINES)
+
+    async def _output_of(self, worker: WorkerView) -> list[Output]:
+        """Return the output of *worker*. It is read once for each sample, however many look at it."""
+        at, id = self._board.sample.clock, worker.state.id
+        self._outputs = {key: read for key, read in self._outputs.items() if read[0] == at}
+        if id not in self._outputs:
+            self._outputs[id] = at, self._tasks.start(self._read_output(worker), "reading the log of a worker")
+        return await asyncio.shield(self._outputs[id][1])  # another request may wait for it too
+
+    async def _read_output(self, worker: WorkerView) -> list[Output]:
+        async def read(stream: str, title: str) -> Output:
+            if worker.node is None:
+                return Output(stream, title, [], "the node of this worker is not known to the head")
+            name = f"{file_name(worker.group.name)}-{worker.state.rank}.{stream}"
+            try:
+                node, job = worker.node.report.node_id, worker.group.namespace
+                lines = await self._sampler.last_lines(node, job, name, LOG_LINES)
+            except RlinfActorsError as error:
+                return Output(stream, title, [], str(error))
+            return Output(stream, title, [bar(line.expandtabs()) for line in lines])
+
+        return list(await asyncio.gather(read("err", "stderr"), read("out", "stdout")))
 
     async def _node(self, request: web.Request) -> web.Response:
         node = self._board.node(request.match_info["id"])

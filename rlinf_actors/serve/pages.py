@@ -24,6 +24,7 @@ from rlinf_actors.serve.sample import Board, WorkerView, quantile
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import DiskFigures, NodeFigures
+from rlinf_actors.wire.protocol import FIGURES
 from rlinf_actors.wire.values import CHANNEL_GROUPS, NodeReport
 
 TEXT_CHARS = 2000
@@ -58,6 +59,15 @@ class GroupRow(msgspec.Struct, frozen=True):
     p99: float | None
     failed: int
     restarts: int
+
+
+class Output(msgspec.Struct, frozen=True):
+    """The last lines of one stream of a worker. `fault` says why there are none, "" without a fault."""
+
+    stream: str
+    title: str
+    lines: list[str]
+    fault: str = ""
 
 
 def group_rows(board: Board) -> list[GroupRow]:
@@ -158,11 +168,10 @@ def chosen_workers(board: Board, query: str, sort: str) -> list[WorkerView]:
 class Pages:
     """Renders the templates. *endpoint* is the head's, and *every_s* the seconds between two rounds."""
 
-    def __init__(self, board: Board, endpoint: str, every_s: float, has_logs: bool = False) -> None:
+    def __init__(self, board: Board, endpoint: str, every_s: float) -> None:
         self._board = board
         self._endpoint = endpoint.removeprefix("tcp://").removeprefix("ipc://")
         self._every_s = every_s
-        self._has_logs = has_logs
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
@@ -188,7 +197,7 @@ class Pages:
             live=live,
             endpoint=self._endpoint,
             every_s=self._every_s,
-            has_logs=self._has_logs,
+            has_logs=status is not None and status.protocol >= FIGURES,
             at_text=time.strftime("%H:%M:%S", time.localtime(sample.at)) if sample.at else NONE,
             at_iso=_iso(sample.at),
             **values,

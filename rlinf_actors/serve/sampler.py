@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rlinf_actors.errors import AuthenticationError, ProtocolError, RlinfActorsError
+from rlinf_actors.model.log_lines import SlicedLines
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.serve.sample import Board, Sample
@@ -22,13 +23,16 @@ from rlinf_actors.wire.client_messages import (
     FiguresRead,
     GetEvents,
     GetStatus,
+    LogsRead,
     ReadFigures,
+    ReadLogs,
     ReadStacks,
     StacksRead,
     Status,
 )
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.figure_values import NodeFigures
+from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 from rlinf_actors.wire.protocol import FIGURES
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
 from rlinf_actors.wire.values import NodeState
@@ -45,6 +49,8 @@ AGAIN_S = 2.0
 """Seconds to the next question for events after a failed one."""
 REFUSED_S = 15.0
 """Seconds to the next round after the head has refused this process's key."""
+OUTPUT_BYTES = 64 << 10
+"""Bytes of a log file that are read for its last lines: what a node sends at once."""
 USABLE = ("ready", "suspect", "draining")
 
 T = TypeVar("T")
@@ -136,6 +142,30 @@ class Sampler:
         """
         question = ReadStacks(node_id, StackQuestion(job, list(ids)))
         return (await self._ask(question, StacksRead, FIGURES_S)).answer
+
+    async def last_lines(self, node_id: str, job: str, name: str, most: int) -> list[str]:
+        """Return the last *most* lines of the log file *name* of a job, of at most OUTPUT_BYTES bytes.
+
+        Raises:
+            RlinfActorsError: the head or the node does not answer, or refuses, or there is no such file.
+        """
+        found = await self._slice(node_id, LogQuestion(job, name, offset=-OUTPUT_BYTES))
+        data, begin = found.data, found.offset - len(found.data)
+        if not begin and data.count(b"\n") < most:  # it has begun anew meanwhile, or the worker has said little
+            with contextlib.suppress(RlinfActorsError):  # there is no older part
+                older = await self._slice(node_id, LogQuestion(job, f"{name}.1", offset=-OUTPUT_BYTES))
+                data, begin = older.data + data, older.offset - len(older.data)
+        lines: list[str] = []
+        sliced = SlicedLines(lines.append, most)
+        sliced.feed(data.partition(b"\n")[2] if begin else data)
+        sliced.end()
+        return lines
+
+    async def _slice(self, node_id: str, question: LogQuestion) -> LogSlice:
+        answer = (await self._ask(ReadLogs(node_id, question), LogsRead, FIGURES_S)).answer
+        if answer.fault:
+            raise RlinfActorsError(answer.fault)
+        return answer
 
     async def _ask(self, question: Body, kind: type[T], timeout_s: float) -> T:
         answer = await self._client.request(question, timeout_s)

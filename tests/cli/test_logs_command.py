@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from rlinf_actors import NodePlacementStrategy, Worker, WorkerDiedError
 from rlinf_actors.cli import app
-from rlinf_actors.cli.logs_command import _Lines
+from rlinf_actors.model.log_lines import SlicedLines
 
 EVIL = "a\x1b[2J\x9b1m\u202e"
 
@@ -117,7 +117,7 @@ def test_output_is_shown_on_a_terminal(local_cluster, monkeypatch):
 
 def test_lines_of_slices_are_whole_and_only_the_last_are_kept():
     shown: list[str] = []
-    lines = _Lines(shown.append, 2)
+    lines = SlicedLines(shown.append, 2)
     for part in (b"a\nb", b"b\nc\r\n10 %\r20", b" %\ncut"):
         lines.feed(part)
     assert shown == []

@@ -24,6 +24,10 @@ class Counted(Worker):
             channel.put(number)
         return os.getpid()
 
+    def say(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            print("said <b> to both", file=stream, flush=True)
+
     def fail(self) -> None:
         raise ValueError("on purpose")
 
@@ -46,6 +50,7 @@ def test_figures_of_real_workers_and_an_orderly_end():
         group = Counted.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="counted")
         group.work(channel, 3).wait()
         group.talk().wait()
+        group.say().wait()
         with pytest.raises(ValueError, match="on purpose"):
             group.execute_on(0).fail().wait()
         command, pipe = [*COMMAND, "--head", cluster._endpoint], subprocess.PIPE
@@ -65,7 +70,12 @@ def test_figures_of_real_workers_and_an_orderly_end():
             assert re.search(r'rlinf_actors_channel_items\{channel="depths",.*\} 6.0', text)
             assert re.search(r'rlinf_actors_worker_sent_messages_total\{.*path="inline",rank="0"\}', text)
             assert re.search(r'rlinf_actors_worker_resident_bytes\{group="counted",.*rank="1"\} \d', text)
-            assert "counted:1" in read(f"{address}workers", token)
+            workers = read(f"{address}workers", token)
+            assert "counted:1" in workers
+            ids = dict(re.findall(r'href="/workers/([^"]+)">(counted:\d)<', workers))
+            logs = [read(f"{address}workers/{id}/log", token) for id in ids]
+            assert len(logs) == 2
+            assert all(log.count("said &lt;b&gt; to both") == 2 for log in logs)
         finally:
             served.send_signal(signal.SIGTERM)
             _, errors = served.communicate(timeout=60)

@@ -58,6 +58,14 @@ async def test_page_in_a_browser():
         await page.wait_for_url("**/workers/w-1")
         await page.get_by_role("link", name="Stacks").click()
         await page.locator("pre", has_text="alert(1)").wait_for()
+        # its log, which updates itself
+        await page.get_by_role("link", name="Log").click()
+        await page.locator("#out pre", has_text="alert(1)").wait_for()
+        served.said.append("the newest line")
+        next_sample(found, 400.0, 500)
+        served.sampler.on_sample()
+        await page.locator("#err pre", has_text="the newest line").wait_for()
+        assert await page.locator("#out script").count() == 0
         # no sideways scrolling on a phone, and the dark colours are dark
         for scheme in ("light", "dark"):
             small = await browser.new_context(color_scheme=scheme, viewport={"width": 390, "height": 800})
@@ -82,10 +90,12 @@ async def test_pictures_of_the_docs():
     found.sample.status.stopped.clear()
     found.sample.status.trouble.clear()
     async with server(found) as served, chromium() as browser:
+        served.said[:] = [f"[INFO 2026-11-28 03:20:{n:02},114 train.py:88] step {n} loss 0.{97 - n}" for n in range(12)]
         for name, path, scheme, width in (
             ("overview", "", "light", 1280),
             ("overview-dark", "", "dark", 1280),
             ("worker", "workers/w-1", "light", 1100),
+            ("worker-log", "workers/w-1/log", "light", 1100),
             ("phone", "", "light", 390),
         ):
             context = await browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})

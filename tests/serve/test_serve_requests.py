@@ -6,12 +6,17 @@ import asyncio
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from serve_kit import HOSTILE, TOKEN, board, server
 
+from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.serve.guard import HEADERS, Guard
+from rlinf_actors.serve.sampler import OUTPUT_BYTES, Sampler
+from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 
 PATHS = (
     "/", "/workers", "/workers?q=rollout+step&sort=CPU", "/workers/w-0", "/workers/c-0", "/workers/w-0/stacks",
+    "/workers/w-0/log",
     "/nodes/id-0", "/nodes/id-2", "/channels", "/events",
 )  # fmt: skip
 
@@ -81,7 +86,9 @@ async def test_foreign_requests_are_refused():
 
 @pytest.mark.parametrize("path", ["/static/../pages.py", "/static/..%2fpages.py", "/static/%2e%2e/app.py", "/static/",
                                   "/static/page.css%00", "//etc/passwd", "/..%2f..%2fetc/passwd", "/nodes/../x",
-                                  "/workers/..%2fw-0"])  # fmt: skip
+                                  "/workers/..%2fw-0", "/workers/..%2f..%2fetc%2fpasswd/log", "/workers/../log",
+                                  "/workers/w-0%2f..%2f..%2fjob/log", "/workers/w-0/log/..%2fx",
+                                  "/workers/w-9/log"])  # fmt: skip
 async def test_paths_lead_nowhere_else(path):
     async with server(board()) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -93,6 +100,55 @@ async def test_paths_lead_nowhere_else(path):
     assert answer.split()[1] in (b"404", b"400"), answer[:200]
     assert b"import" not in answer
     assert b"root:" not in answer
+
+
+async def test_log_of_a_worker_is_read_once_for_each_sample():
+    found = board()
+    async with server(found) as served:
+        served.said[:] = [f"line {n}\t\x1b[31mred\x1b[0m" for n in range(1000)]
+        answers = await asyncio.gather(*(ask(served.port, "/workers/w-1/log") for _ in range(5)))
+        assert {answer[0] for answer in answers} == {200}
+        files = [("id-1", "job-a", f"rollout-1.{stream}") for stream in ("err", "out")]
+        assert served.asked == files
+        text = answers[0][2]
+        assert "line 800        red\n" in text
+        assert "line 799" not in text
+        assert "line 999        red\n" in text
+        served.said.clear()
+        found.take(found.sample.__class__(1e9, 500.0, found.sample.status, found.sample.figures, {}, "", 0.0, 0.0))
+        text = (await ask(served.port, "/workers/w-1/log"))[2]
+        assert served.asked == [*files, *files]
+        assert "there is no log file &lt;script&gt;" in text
+        for method in ("POST", "DELETE"):
+            assert (await ask(served.port, "/workers/w-1/log", method))[0] == 405
+        assert (await ask(served.port, "/workers/w-1/log", bearer=False))[0] == 401
+
+
+async def test_head_of_the_protocol_before_has_no_logs():
+    found = board()
+    found.take(found.sample.__class__(1e9, 500.0, replace(found.sample.status, protocol=6), {}, {}, "", 0.0, 0.0))
+    async with server(found) as served:
+        assert "/log" not in (await ask(served.port, "/workers/w-0"))[2]
+
+
+@pytest.mark.parametrize(("newer", "older", "lines"), [
+    (b"a\nb\nc\n", b"", ["b", "c"]),
+    (b"c\nd", b"a\nb\n", ["c", "d"]),
+    (b"d\n", b"a\nb\nc\n", ["c", "d"]),
+    (b"x" * (OUTPUT_BYTES + 5) + b"\nc\n", b"", ["c"]),  # the rest of a line is none
+    (b"10 %\r20 %\nb\xff\n", b"", ["20 %", "b\ufffd"]),
+    (b"", b"", []),
+])  # fmt: skip
+async def test_last_lines_come_from_the_older_part_too(newer, older, lines):
+    async def piece(node: str, question: LogQuestion) -> LogSlice:
+        found = {"f.out": newer, "f.out.1": older}[question.name]
+        if question.name.endswith(".1") and not older:
+            raise RlinfActorsError("there is no log file")
+        return LogSlice(data=found[question.offset :], offset=len(found))
+
+    sampler = Sampler.__new__(Sampler)
+    sampler._slice = piece
+    assert await sampler.last_lines("id-0", "job", "f.out", 2) == lines
 
 
 async def test_the_token_is_exchanged_for_a_cookie_that_scripts_cannot_read():
