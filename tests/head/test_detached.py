@@ -264,7 +264,7 @@ def test_get_if_exists_refuses_a_group_of_another_class():
     kit.cluster()
     wants(kit)
     refused = wants(kit, cls="m:D", launch="two")
-    assert (refused.kind, "is of class m:C, and not of m:D" in refused.text) == ("name_in_use", True)
+    assert (refused.kind, "is of class m:C, not of m:D" in refused.text) == ("name_in_use", True)
     assert isinstance(wants(kit, cls="__main__:C", launch="two"), Launched)
 
 

@@ -376,6 +376,7 @@ async def test_given_tensor_is_freed_with_its_last_reference():
     receiver.begin()
     receiver.arrive()
     await waiting
+    await asyncio.get_running_loop().shutdown_default_executor()  # its thread keeps the result for a moment
     freed = weakref.ref(receiver.target)
     gc.disable()
     try:
