@@ -135,7 +135,8 @@ async def test_a_wait_without_progress_is_logged_with_the_deadlock(watch, caplog
     finally:
         wait_watch.log.removeHandler(handler)
     (line,) = [record.getMessage() for record in caplog.records if record.name == wait_watch.__name__]
-    assert re.match(r"waiting for get\(\) from channel 'rollouts' for \d s: deadlock: ring:0 waits in recv\(\) from ", line)
+    said = r"waiting for get\(\) from channel 'rollouts' for \d s: deadlock: ring:0 waits in recv\(\) from "
+    assert re.match(said, line)
     assert "ring:8" not in line
     assert "ring:9" not in line
 
