@@ -44,11 +44,18 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
             )
         note(f"no head is asked: the head with state in {state_dir} will have this list when it starts")
         return asyncio.run(_offline(state_dir, settings, question))
+    return ask_head(running_head(head), question, Keys)[1]
+
+
+def running_head(head: str | None) -> str:
+    """Return the endpoint of the head that --head names, or of the one that is found.
+
+    Prints which one is found. So a command with several requests calls this once, and passes the result on as *head*.
+    """
     try:
-        endpoint = find_head(head, settings)
+        return find_head(head, client_settings())
     except ConfigError as error:
         raise ConfigError(f"{error}. For a head that does not run, give its state directory by --state-dir") from None
-    return ask_head(endpoint, question, Keys)[1]
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:

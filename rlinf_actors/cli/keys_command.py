@@ -18,7 +18,7 @@ from typing import Any
 import click
 import msgspec
 
-from rlinf_actors.cli.key_requests import administer, as_member, join_address
+from rlinf_actors.cli.key_requests import administer, as_member, join_address, running_head
 from rlinf_actors.cli.output import (
     Amount,
     Days,
@@ -199,6 +199,7 @@ def enroll(
         raise UsageError(f"{file} is there already")
     if file is None and address is None and state_dir is not None:
         raise UsageError("--state-dir needs --address: the address at which the head will listen")
+    head = running_head(head) if state_dir is None else head
     where = "" if file is not None else join_address(head, state_dir, address, name)
     node_id = uuid.uuid4().hex[:12] if file is not None and role == "agent" else ""
     limits = KeyLimits(user or "", node_id, nodes=nodes, groups=groups)

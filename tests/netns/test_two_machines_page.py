@@ -111,6 +111,7 @@ def test_the_page_leads_to_a_script_on_two_machines(machines, place):
             continue
         outputs[command], err = machines[name].run(command)
         if " keys enroll " in command:
+            assert err.count("using the head") == 1
             token = outputs[command].split()[-1]
             (joining,) = [line for _, line in STEPS if line.endswith(" TOKEN")]
             assert joining.removeprefix(".venv/bin/").replace("TOKEN", token) in err
