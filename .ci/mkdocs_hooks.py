@@ -40,17 +40,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files of PROJECT: pages as they are, other files as pages with their text."""
+    """Add the files of PROJECT: pages and pictures as they are, other files as pages with their text."""
     for path in sorted(path for pattern in PROJECT for path in ROOT.glob(pattern) if path.is_file()):
         name = path.relative_to(ROOT).as_posix()
         if "__pycache__" in name:
             continue
-        text, place = path.read_text(), f"project/{name}"
-        if path.suffix != ".md":
+        content, place = path.read_bytes(), f"project/{name}"
+        if path.suffix not in (".md", ".png", ".svg"):
             place += ".md"
-            text = f"# {name}\n\n~~~~{path.suffix[1:] or 'text'}\n{text}\n~~~~\n"
+            content = b"# %s\n\n~~~~%s\n%s\n~~~~\n" % (name.encode(), path.suffix[1:].encode() or b"text", content)
         _copies[name] = place
-        files.append(File.generated(config, place, content=text))
+        files.append(File.generated(config, place, content=content))
     return files
 
 
@@ -61,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def on_site(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(original), link[1]))
+        if not (ROOT / target).exists():  # a wrong link, of which mkdocs warns; or code, such as handlers[0](event)
+            return link[0]
         place = _copies.get(target, target.removeprefix("docs/"))
         return f"]({posixpath.relpath(place, posixpath.dirname(here))}{link[2] or ''})"
 
