@@ -113,6 +113,7 @@ PAGES = {
         states: Any = None
         tasks: Any = None
         """,
+    "read-logs.md": "",
     "resize-groups.md": """
         from typing import Any
         from rlinf_actors import Cluster, NodePlacementStrategy, Worker
