@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rlinf_actors import procfs
 from rlinf_actors.net.failure_detection import stalled_s
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import WorkersHealth
@@ -31,6 +32,12 @@ REPORTS_S = 0.1  # seconds between two reports because of answers. A user's temp
 METHOD_CHARS = 200  # of a method's name in a report: one message has all workers whose health has changed
 NO_ANSWER = "its I/O thread does not answer"
 NO_TEMPLATE = "its template does not answer"
+STATES = {
+    "T": "its process is stopped, by a signal such as SIGSTOP",
+    "t": "a debugger has stopped its process",
+    "D": "its main thread waits in the kernel for a device or file system, and its I/O thread does not answer",
+}
+"""Why a worker does not answer, by the state of its process in /proc."""
 
 
 class HealthTimes(msgspec.Struct, frozen=True):
@@ -144,10 +151,12 @@ class HealthMonitor:
         self._table = HealthTable(times.unresponsive_s, times.long_call_s)
         self.why_silent = self._table.why_silent
         self._templates: dict[int, TemplateProcess] = {}
+        self._pids: dict[str, int] = {}
         self._reported_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def worker_up(self, id: str, template: TemplateProcess) -> None:
+    def worker_up(self, id: str, template: TemplateProcess, pid: int) -> None:
+        self._pids[id] = pid
         self._templates[template.pid] = template
         self._table.worker_up(id, template.pid, self._loop.time())
         if self._timer is None:
@@ -155,6 +164,7 @@ class HealthMonitor:
 
     def worker_ended(self, id: str) -> None:
         self._table.worker_ended(id)
+        self._pids.pop(id, None)
         if not self._table.workers:
             self.close()
 
@@ -191,4 +201,10 @@ class HealthMonitor:
     def _report_changes(self, now: float) -> None:
         if changes := self._table.changes(now):
             self._reported_at = now
-            self._report(WorkersHealth(changes))
+            self._report(WorkersHealth([self._explained(change) for change in changes]))
+
+    def _explained(self, change: WorkerHealth) -> WorkerHealth:
+        """Return a report that says of a stopped process that it is stopped."""
+        found = procfs.stat(self._pids.get(change.id, 0)) if change.unresponsive == NO_ANSWER else None
+        why = STATES.get(found.state, NO_ANSWER) if found is not None else change.unresponsive
+        return msgspec.structs.replace(change, unresponsive=why)

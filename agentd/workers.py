@@ -229,7 +229,7 @@ class Workers:
                 self._on_forked(template, template_protocol.Forked(one.id, one.pid))
                 if one.up is not None:
                     self._workers[one.id].up = True
-                    self._health.worker_up(one.id, template)
+                    self._health.worker_up(one.id, template, one.pid)
                 if one.request:
                     waiting.append((one, template))
         for one, template in sorted(waiting, key=lambda pair: (not pair[0].granted, pair[0].asked_at)):
@@ -355,7 +355,7 @@ class Workers:
             if worker is not None and not worker.up:  # else the head was told before
                 worker.up = True
                 self._report(WorkerReady(packet.id, worker.pid, packet.endpoint, packet.port, packet.master_port))
-                self._health.worker_up(packet.id, template)
+                self._health.worker_up(packet.id, template, worker.pid)
                 self.traces.worker_up(worker)
         elif isinstance(packet, (template_protocol.LockDevices, template_protocol.UnlockDevices)) and (
             worker := self._worker_of(template, packet.id)

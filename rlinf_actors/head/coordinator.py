@@ -60,6 +60,7 @@ from rlinf_actors.head.resizes import Resizes
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.slices import Sliced, Slices, keys_of, pieces
 from rlinf_actors.head.timers import TimerHeap
+from rlinf_actors.model.readable import duration
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agent_messages import AgentHello, Goodbye
 from rlinf_actors.wire.client_messages import Status
@@ -152,7 +153,10 @@ class Coordinator:
         """
         self._begin(self.now, wall)
         # added directly, not by `emit`: the head's own log file has another line about the start
-        self.log.add(commands.LogEvent("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
+        before = self.log.newest()
+        again = f" again, {duration(max(0.0, wall - before.at))} after its last event" if before is not None else ""
+        text = f"the head has started{again}: rlinf-actors {self.identity.version}"
+        self.log.add(commands.LogEvent("head_started", text))
         self.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
         if self.early.over:
             for _ in self.jobs.settle():

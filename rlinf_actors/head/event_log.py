@@ -118,6 +118,10 @@ class EventLog:
             self._last = max(self._last, before.ends.get(before.run, 0))
             self._flushed = self._last
 
+    def newest(self) -> ClusterEvent | None:
+        """Return the newest entry, also of an earlier head; None if there is none."""
+        return next(reversed(self._events.values()), None)
+
     def add(self, entry: LogEvent, whose: str = "", owner: str = "") -> None:
         """Add an entry, counted in the share of *whose* (a member or job); drop older entries if the log is full.
 

@@ -209,7 +209,9 @@ class Handlers:
         same = known is not None and known.incarnation == node.incarnation
         yield from head.reconciler.replacing(node.id)
         if not same:
-            head.emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
+            again = " again: its agentd has restarted" if known is not None else ""
+            text = f"is here{again} (rlinf-actors {hello.version}), incarnation {node.incarnation}"
+            head.emit(of_node("node_joined", node, text))
         else:
             if hello.node.admit != before:
                 head.emit(of_node("node_joined", node, f"has new rules; it admits {hello.node.admit}"))

@@ -69,6 +69,7 @@ class Box:
     """The running systemd. `ctl` and `popen` run commands in its namespaces."""
 
     def __init__(self, pid: int, cgroup: Path) -> None:
+        self.pid = pid
         self.cgroup = cgroup
         self._enter = ["nsenter", "-t", str(pid), "-m", "-p", "-u", "-i", "-C"]
 
