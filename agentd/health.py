@@ -137,6 +137,12 @@ class HealthTable(msgspec.Struct):
         return worker.reported
 
 
+def silence_of(pid: int) -> str:
+    """Return why a worker whose I/O thread does not answer is silent, by the state of its process *pid*, for people."""
+    found = procfs.stat(pid) if pid else None
+    return STATES.get(found.state, NO_ANSWER) if found is not None else NO_ANSWER
+
+
 class HealthMonitor:
     """Probes the templates that have workers, on a timer, and calls *report* when the health of workers changes.
     Without workers no timer runs.
@@ -204,7 +210,6 @@ class HealthMonitor:
             self._report(WorkersHealth([self._explained(change) for change in changes]))
 
     def _explained(self, change: WorkerHealth) -> WorkerHealth:
-        """Return a report that says of a stopped process that it is stopped."""
-        found = procfs.stat(self._pids.get(change.id, 0)) if change.unresponsive == NO_ANSWER else None
-        why = STATES.get(found.state, NO_ANSWER) if found is not None else change.unresponsive
-        return msgspec.structs.replace(change, unresponsive=why)
+        if change.unresponsive != NO_ANSWER:
+            return change
+        return msgspec.structs.replace(change, unresponsive=silence_of(self._pids.get(change.id, 0)))

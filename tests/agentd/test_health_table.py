@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from agentd.health import NO_ANSWER, NO_TEMPLATE, HealthTable
+import os
+import signal
+import subprocess
+
+from agentd.health import NO_ANSWER, NO_TEMPLATE, HealthTable, silence_of
 from rlinf_actors.wire.template_protocol import Pong
 from rlinf_actors.wire.values import WorkerHealth
 
@@ -115,3 +119,13 @@ def test_ended_worker_is_not_reported_as_silent():
     kit.table.worker_ended("b")
     for _ in range(10):
         assert kit.round("a", "c") == []
+
+
+def test_a_stopped_process_is_said_to_be_stopped():
+    with subprocess.Popen(["sleep", "100"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        said = silence_of(process.pid)
+        process.kill()
+    assert said == "its process is stopped, by a signal such as SIGSTOP"
+    assert silence_of(os.getpid()) == NO_ANSWER

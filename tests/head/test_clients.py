@@ -452,7 +452,7 @@ def test_log_names_clients_that_came_went_and_were_refused():
     kit.tell("a:n0", Goodbye("off"))
     lines += kit.records()
     assert lines == [
-        "node n0 (10.0.0.1) is here (rlinf-actors 0.1), incarnation n0-1",
+        "node n0 (10.0.0.1) is here (rlinf-actors 1.0), incarnation n0-1",
         "driver d1, process 100, namespace 'ns' is here",
         "refused d2 (authentication): 'king' is no role; the roles are driver, worker",
         "driver d1, process 100, namespace 'ns' has ended: done",

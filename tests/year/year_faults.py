@@ -168,5 +168,10 @@ FAULTS: tuple[Fault, ...] = (
     worker_killed, agentd_killed, driver_killed, worker_stops, worker_exits, logs_rotated, driver_raises, upgraded,
     node_drained, key_rotated, worker_hangs, disk_full,
 )  # fmt: skip
-ENDING: tuple[Fault, ...] = (worker_killed, driver_killed, worker_exits, driver_raises, worker_hangs)
+ENDING: tuple[Fault, ...] = (worker_killed, driver_killed, worker_exits, driver_raises)
 """Faults that end their job."""
+SHORT: tuple[Fault, ...] = (
+    head_killed, upgraded, worker_stops, disk_full, key_rotated, worker_hangs, worker_killed, driver_killed,
+    driver_raises,
+)  # fmt: skip
+"""The faults of the short form: those after worker_hangs end the three jobs."""
