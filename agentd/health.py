@@ -119,21 +119,24 @@ class HealthTable(msgspec.Struct):
         return [change for worker in self.workers.values() if (change := self._change(worker, now)) is not None]
 
     def _change(self, worker: _WorkerState, now: float) -> WorkerHealth | None:
-        unresponsive, method, since = "", "", 0.0
+        unresponsive, method, since, place = "", "", 0.0, ""
         asked_at = self._asked_at.get(worker.template, math.inf)
         if now - asked_at >= self.silent_s:
             unresponsive, since = NO_TEMPLATE, asked_at
         elif min(now, asked_at) - worker.answered_at >= self.silent_s:  # later answers are with the template
             unresponsive, since = NO_ANSWER, worker.answered_at
-        elif worker.pong.method and now - worker.pong.since >= self.long_s:
+        else:
+            place = worker.pong.breakpoint[:METHOD_CHARS]
+        if not unresponsive and worker.pong.method and now - worker.pong.since >= self.long_s:
             method, since = worker.pong.method[:METHOD_CHARS], worker.pong.since
         reported = worker.reported
-        same = (reported.unresponsive, reported.method) == (unresponsive, method)
+        same = (reported.unresponsive, reported.method, reported.breakpoint) == (unresponsive, method, place)
         if same and (not method or worker.since == since):
             return None
         waiting = worker.pong.waiting if method else 0
         worker.since = since
-        worker.reported = WorkerHealth(worker.pong.id, unresponsive, method, now - since if since else 0.0, waiting)
+        for_s = now - since if since else 0.0
+        worker.reported = WorkerHealth(worker.pong.id, unresponsive, method, for_s, waiting, place)
         return worker.reported
 
 

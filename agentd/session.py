@@ -48,6 +48,7 @@ from rlinf_actors.wire.agent_messages import (
 )
 from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.debug_messages import SendToDebugger
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.template_protocol import NodeRegistered
@@ -237,6 +238,8 @@ class Session:
             workers.log_reader.ask(command, self._notify)
         elif isinstance(command, SendStacks):
             workers.questions.ask_stacks(command, self._notify)
+        elif isinstance(command, SendToDebugger):
+            workers.questions.ask_debugger(command, self._notify)
         elif isinstance(command, SendFigures):
             workers.figures.ask(command, self._notify)
         elif isinstance(command, SendChecks):

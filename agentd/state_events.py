@@ -1,8 +1,8 @@
 """The events that `AgentState.handle` takes, and the commands that it returns (agentd.node_state). Plain data.
 
 Some commands are messages of the head (wire.agent_messages) that the state passes on: StopWorkers, FlushLogs, Watch,
-Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendChecks, StopLooking, and StartWorkers
-without the workers that run already.
+Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendChecks, SendToDebugger, StopLooking,
+and StartWorkers without the workers that run already.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rlinf_actors.wire.agent_messages import (
     WorkersHealth,
 )
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.debug_messages import SendToDebugger
 from rlinf_actors.wire.values import RunningWorker
 
 Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]  # a message of agentd.workers to the head
@@ -240,13 +241,13 @@ class EndAgent(msgspec.Struct, frozen=True):
 
 
 PASSED_ON = (
-    FlushLogs, LookForHardware, SendChecks, SendFigures, SendLogs, SendStacks, SendTrace, StopLooking, SwitchTraces,
-    Watch, Unwatch,
+    FlushLogs, LookForHardware, SendChecks, SendFigures, SendLogs, SendStacks, SendToDebugger, SendTrace, StopLooking,
+    SwitchTraces, Watch, Unwatch,
 )  # fmt: skip
 """Messages of the head that the state passes on as they are."""
 
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
     CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs,
-    SendChecks, StopLooking, CheckHead, LogStatus, Registration, EndAgent,
+    SendChecks, SendToDebugger, StopLooking, CheckHead, LogStatus, Registration, EndAgent,
 ]  # fmt: skip

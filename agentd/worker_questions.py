@@ -16,6 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from rlinf_actors.wire.agent_messages import SendStacks, StacksSent
+from rlinf_actors.wire.debug_messages import (
+    MAX_DEBUG_WAIT_S,
+    DebugAnswer,
+    DebuggerSent,
+    FromDebugger,
+    SendToDebugger,
+    ToDebugger,
+)
 from rlinf_actors.wire.figure_values import WorkerFigures
 from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
 from rlinf_actors.wire.template_protocol import (
@@ -55,8 +63,9 @@ class WorkerQuestions:
     ) -> None:
         self._stacks = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerStacks(id, fault=why))
         self._figures = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerFigures(id, fault=why))
+        self._debuggers = QuestionsOfKind(loop, workers, why_silent, lambda id, why: DebugAnswer(id, fault=why))
         self.traces = QuestionsOfKind(loop, workers, why_silent, lambda id, why: TraceRecorded(id, 0, why))
-        self._kinds: tuple[QuestionsOfKind[Any], ...] = (self._stacks, self._figures, self.traces)
+        self._kinds: tuple[QuestionsOfKind[Any], ...] = (self._stacks, self._figures, self._debuggers, self.traces)
 
     def ask_stacks(self, order: SendStacks, send: Callable[[StacksSent], object]) -> None:
         """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
@@ -69,11 +78,27 @@ class WorkerQuestions:
         """Ask for the figures of the workers *ids* of any jobs, and call *send* with the answer."""
         self._figures.ask(None, ids, lambda id, number: ShowFigures(id, number, time.monotonic()), send)
 
+    def ask_debugger(self, order: SendToDebugger, send: Callable[[DebuggerSent], object]) -> None:
+        """Pass a question on to a worker's debugger, and call *send* with the answer, which may take the time that the
+        question allows.
+        """
+        asked = order.question
+        self._debuggers.ask(
+            asked.namespace,
+            [asked.worker],
+            lambda id, number: ToDebugger(id, number, asked),
+            lambda found: send(DebuggerSent(order.id, found[0])),
+            ANSWER_S + min(asked.wait_s, MAX_DEBUG_WAIT_S),
+        )
+
     def answered(self, template: TemplateProcess, packet: WorkerAnswer) -> None:
         """Take the answer of a worker of *template*."""
         if isinstance(packet, FiguresShown):
             figures = msgspec.structs.replace(packet.figures, id=packet.id)
             self._figures.answered(template, packet.id, packet.request, figures)
+        elif isinstance(packet, FromDebugger):
+            answer = msgspec.structs.replace(packet.answer, id=packet.id)
+            self._debuggers.answered(template, packet.id, packet.request, answer)
         elif isinstance(packet, TraceRecorded):
             self.traces.answered(template, packet.id, packet.request, packet)
         else:

@@ -30,6 +30,8 @@ CATCH_FAILURE = "RLINF_CATCH_FAILURE"
 """1: workers print their Python stacks when SIGQUIT, SIGUSR1 or SIGUSR2 ends them."""
 PTRACE = "RLINF_ACTORS_PTRACE"
 """1: workers let all processes that their template starts trace them, from their start."""
+PYTHONBREAKPOINT = "PYTHONBREAKPOINT"
+"""Python's own: the function that `breakpoint()` calls, 0 for none."""
 WAIT_LINES = "RLINF_ACTORS_WAIT_LINES"
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 HEADS_DIR = "RLINF_ACTORS_HEADS"
@@ -336,7 +338,8 @@ def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     *environ* is the driver's environment, None for ``os.environ``.
     """
     env = os.environ if environ is None else environ
-    return {name: env[name] for name in (LOG_LEVEL, LOG_FORMAT, CATCH_FAILURE, PTRACE, DROPIN) if env.get(name)}
+    names = (LOG_LEVEL, LOG_FORMAT, CATCH_FAILURE, PTRACE, DROPIN, PYTHONBREAKPOINT)
+    return {name: env[name] for name in names if env.get(name)}
 
 
 def catching(asked: bool | None) -> dict[str, str]:

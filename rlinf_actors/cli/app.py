@@ -39,6 +39,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 
 
 _COMMANDS = {
+    "attach": "attach_command",
     "channel": "channel_command",
     "completion": "completion_command",
     "doctor": "doctor",

@@ -396,6 +396,8 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
 def _state(row: dict[str, Any]) -> str:
     if row["unresponsive"]:
         return f"unresponsive for {duration(row['for_s'])}"
+    if row["breakpoint"]:
+        return f"{row['state']}, waits in a breakpoint at {row['breakpoint']}"
     if row["method"]:
         waiting = f", {row['waiting']} more wait" if row["waiting"] else ""
         return f"{row['state']}, in {row['method']}() for {duration(row['for_s'])}{waiting}"
@@ -407,7 +409,8 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: boo
     ``exit`` is None while the worker runs.
 
     ``unresponsive`` is the reason why the worker does not answer, and ``method`` the name of a call that has run for
-    long. Each is "" if there is no such condition. ``for_s`` is how long the condition has lasted, in seconds.
+    long, ``breakpoint`` where a thread waits in a breakpoint. Each is "" if there is no such condition.
+    ``for_s`` is how long the condition has lasted, in seconds.
     ``process`` is None unless the worker runs on this machine (*near* is True).
     """
     pulse = worker.pulse or WorkerPulse()
@@ -428,6 +431,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: boo
         "unresponsive": pulse.unresponsive,
         "method": pulse.method,
         "waiting": pulse.waiting,
+        "breakpoint": pulse.breakpoint,
         "for_s": round(max(0.0, now - pulse.since), 3) if worker.pulse else 0.0,
         "exit": worker.exit and msgspec.structs.asdict(worker.exit),
     }

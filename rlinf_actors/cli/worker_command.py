@@ -49,7 +49,7 @@ def worker() -> None:
 def show(target: str, job: str, head: str | None, as_json: bool) -> None:
     """Show a worker: its state, node, process, owner and robots, what it does, and how it ended."""
     _, status = status_of(head)
-    found = _worker_of(status, *_place(status, target, job))
+    found = _worker_of(status, *place_of(status, target, job))
     if as_json:
         show_json(found)
         return
@@ -63,6 +63,8 @@ def show(target: str, job: str, head: str | None, as_json: bool) -> None:
     }
     if found["unresponsive"]:
         fields["silent"] = f"{found['unresponsive']}, for {duration(found['for_s'])}"
+    if found["breakpoint"]:
+        fields["breakpoint"] = f"at {found['breakpoint']}: rlinf-actors attach {target}"
     if found["method"]:
         waiting = f", {found['waiting']} more wait" if found["waiting"] else ""
         fields["call"] = f"{found['method']}() for {duration(found['for_s'])}{waiting}"
@@ -87,7 +89,7 @@ def kill(target: str, job: str, reason: str, yes: bool, head: str | None, as_jso
     endpoint, status = status_of(head)
     if status.protocol < KILLS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and kills no worker: upgrade it")
-    place = _place(status, target, job)
+    place = place_of(status, target, job)
     found = _worker_of(status, *place)
     robots = f", which holds {', '.join(found['robots'])}" if found["robots"] else ""
     what = f"{found['name']} of job {found['namespace']}{robots}: process {found['pid']} on {found['node']}"
@@ -118,7 +120,7 @@ KILLED = ("name", "namespace", "group", "rank", "id", "node", "pid", "robots")
 """The keys of `worker show` that `worker kill` prints too."""
 
 
-def _place(status: Status, target: str, job: str) -> tuple[GroupState, WorkerState]:
+def place_of(status: Status, target: str, job: str) -> tuple[GroupState, WorkerState]:
     name, _, rank = target.rpartition(":")
     if not name or not rank.isdecimal():
         raise UsageError(f"{target!r} is no GROUP:RANK")

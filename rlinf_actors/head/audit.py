@@ -24,7 +24,7 @@ from typing import Any
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire import agent_messages, client_messages, key_messages, resize_messages
+from rlinf_actors.wire import agent_messages, client_messages, debug_messages, key_messages, resize_messages
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,11 @@ def _estop(body: client_messages.EStop) -> str:
     return f"release of the stop of {scope}" if body.release else f"stop of {scope}"
 
 
+def _debugged(said: debug_messages.DebugQuestion) -> str:
+    """Return the worker that gets a debugger, or input for it. A question for more output is no action."""
+    return f"worker {said.worker!r} of namespace {said.namespace!r}" if said.input or not said.number else ""
+
+
 ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     agent_messages.AgentHello: lambda body: f"node {body.node.hostname!r} ({body.node.node_id})",
     agent_messages.ClientHello: lambda body: f"namespace {body.namespace!r}, as {body.role}",
@@ -74,9 +79,11 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     client_messages.SwitchTrace: lambda body: (
         f"namespace {body.switch.namespace!r} {'on' if body.switch.events else 'off'}"
     ),
+    debug_messages.AttachDebugger: lambda body: _debugged(body.question),
     client_messages.ReadStacks: lambda body: f"namespace {body.question.namespace!r}, by {body.question.level!r}",
 }
-"""The requests that are actions, and what each acts on. Questions that change nothing are not logged."""
+"""The requests that are actions, and what each acts on, "" for one that acts on nothing. Questions that change nothing
+are not logged."""
 
 
 class AuditLog:
@@ -110,11 +117,11 @@ class AuditLog:
         """Note a request of *member* from *address*. The line is written with the head's answer. It takes a part of the
         share of *whose*, "" for that of the member.
         """
-        what = ACTIONS.get(type(body))
-        if what is None:
+        what = ACTIONS.get(type(body), lambda body: "")(body)
+        if not what:
             return
         said = {"time": _now(), "member": str(member), "key": member.key, "from": address}
-        said |= {"verb": type(body).__name__, "object": what(body)}
+        said |= {"verb": type(body).__name__, "object": what}
         by, reason = getattr(body, "by", ""), getattr(body, "reason", "")
         said |= {"by": by} if by else {}
         said |= {"reason": reason} if reason else {}

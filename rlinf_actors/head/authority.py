@@ -26,6 +26,7 @@ from rlinf_actors.wire.client_messages import (
     ReadTrace,
     SwitchTrace,
 )
+from rlinf_actors.wire.debug_messages import AttachDebugger
 from rlinf_actors.wire.protocol import USERS
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ class Authority:
         elif isinstance(body, KillWorker) and not self.sees(event)(body.namespace):
             text = f"{member} may kill workers of its own jobs only, and namespace {body.namespace!r} is not"
             raise Refused(KIND, text)
+        elif isinstance(body, AttachDebugger) and not self.sees(event)(body.question.namespace):
+            what = f"namespace {body.question.namespace!r}"
+            raise Refused(KIND, f"{member} may debug workers of its own jobs only, and {what} is not")
         elif isinstance(body, (ReadTrace, ReadStacks, ReadFigures, ReadLogs)) and not self._may_read(event, body):
             what = f"namespace {body.question.namespace!r}" if body.question.namespace is not None else "any job"
             read = _READ[type(body)]

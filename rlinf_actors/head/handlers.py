@@ -24,7 +24,14 @@ from rlinf_actors.head.slices import Sliced
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire import agent_messages, client_messages, key_messages, launch_messages, resize_messages
+from rlinf_actors.wire import (
+    agent_messages,
+    client_messages,
+    debug_messages,
+    key_messages,
+    launch_messages,
+    resize_messages,
+)
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
 from rlinf_actors.wire.values import NodeState
@@ -72,6 +79,7 @@ class Handlers:
             client_messages.ReadStacks: head.queries.ask_stacks,
             client_messages.ReadFigures: head.queries.ask_figures,
             client_messages.CheckNode: head.queries.ask_checks,
+            debug_messages.AttachDebugger: self._attach,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
@@ -111,6 +119,7 @@ class Handlers:
             agent_messages.StacksSent: head.queries.found,
             agent_messages.FiguresSent: head.queries.found,
             agent_messages.ChecksSent: head.queries.found,
+            debug_messages.DebuggerSent: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
@@ -299,6 +308,10 @@ class Handlers:
         return replace(
             status, key_ends_at=head.keys.end_of(event.member.key), hooks=head.hooks() if administers else []
         )
+
+    def _attach(self, event: RequestReceived, body: debug_messages.AttachDebugger) -> None:
+        question = replace(body.question, by=signature(event.member, body.question.by))
+        self._head.queries.ask_debugger(event, replace(body, question=question))
 
     def _events(self, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         sees, driver = self._head.authority.sees(event), event.member.name * (event.member.role == "driver")

@@ -49,9 +49,17 @@ from rlinf_actors.wire.client_messages import (
     TraceSwitched,
     Warn,
 )
+from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.debug_messages import (
+    MAX_DEBUG_WAIT_S,
+    AttachDebugger,
+    DebuggerAttached,
+    DebuggerSent,
+    SendToDebugger,
+)
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S
-from rlinf_actors.wire.protocol import CHECKS, FIGURES, STACKS
+from rlinf_actors.wire.protocol import CHECKS, DEBUGGERS, FIGURES, STACKS
 from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
@@ -165,7 +173,12 @@ OUTSIDE_S = 60.0
 """Time limit of a question for stacks that templates take from outside, in seconds."""
 CHECK_S = 20.0
 """Time limit of a question for facts of a node, or for a step in the test of a path, in seconds."""
-_Order = Union[LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs, SendChecks]
+_Order = Union[
+    LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs, SendChecks, SendToDebugger,
+]  # fmt: skip
+_Found = Union[
+    HardwareFound, TraceSent, TracesSwitched, StacksSent, FiguresSent, LogsSent, ChecksSent, DebuggerSent,
+]  # fmt: skip
 
 
 class _NodeQuery(msgspec.Struct, eq=False):
@@ -226,6 +239,14 @@ class NodeQueries:
         limit_s = TRACE_S + min(asked.question.wait_s, MAX_LOG_WAIT_S)
         self._forward(event, asked.node_id, SendLogs(self._name(), asked.question), "log files", limit_s)
 
+    def ask_debugger(self, event: commands.RequestReceived, asked: AttachDebugger) -> None:
+        """Pass on to a worker's debugger what a person says; its answer goes to the sender of *event*."""
+        question = asked.question
+        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
+        self._check_age(asked.node_id, DEBUGGERS, "attach to workers")
+        limit_s = TRACE_S + min(question.wait_s, MAX_DEBUG_WAIT_S)
+        self._forward(event, asked.node_id, SendToDebugger(self._name(), question), "debugger", limit_s)
+
     def ask_figures(self, event: commands.RequestReceived, asked: ReadFigures) -> None:
         """Ask a node for its figures and those of its workers; the node's answer goes to the sender of *event*."""
         self._check_age(asked.node_id, FIGURES, "send figures")
@@ -278,18 +299,20 @@ class NodeQueries:
     def found(
         self,
         node: Node,
-        body: HardwareFound | TraceSent | TracesSwitched | StacksSent | FiguresSent | LogsSent | ChecksSent,
+        body: _Found,
     ) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         kind: type[_Order]
-        answer: TraceRead | TraceSwitched | StacksRead | FiguresRead | LogsRead | NodeChecked | Enumerated
+        answer: Body
         if isinstance(body, TraceSent):
             kind, answer = SendTrace, TraceRead(body.answer)
         elif isinstance(body, TracesSwitched):
             kind, answer = SwitchTraces, TraceSwitched(body.answer)
         elif isinstance(body, StacksSent):
             kind, answer = SendStacks, StacksRead(body.answer)
+        elif isinstance(body, DebuggerSent):
+            kind, answer = SendToDebugger, DebuggerAttached(body.answer)
         elif isinstance(body, LogsSent):
             kind, answer = SendLogs, LogsRead(body.answer)
         elif isinstance(body, ChecksSent):
@@ -358,9 +381,9 @@ class WorkerHealthLog:
 
     def _note(self, node: Node, worker: WorkerRecord, health: WorkerHealth) -> None:
         before, name, wall = worker.pulse, node.report.hostname, self._head.wall
-        notable = health.unresponsive or health.method
-        since = wall - health.for_s
-        worker.pulse = WorkerPulse(health.unresponsive, health.method, since, health.waiting) if notable else None
+        notable = health.unresponsive or health.method or health.breakpoint
+        pulse = WorkerPulse(health.unresponsive, health.method, wall - health.for_s, health.waiting, health.breakpoint)
+        worker.pulse = pulse if notable else None
         was = before.unresponsive if before is not None else ""
         if health.unresponsive and not was:
             text = f"is unresponsive: {health.unresponsive}, for {health.for_s:.0f} s now; it is not killed for that"

@@ -122,4 +122,9 @@ def hello(said: AgentHello) -> AgentHello:
 
 def health(said: WorkerHealth) -> WorkerHealth:
     """Return a report on a worker's health with printable texts."""
-    return replace(said, unresponsive=printable(said.unresponsive), method=printable(said.method))
+    return replace(
+        said,
+        unresponsive=printable(said.unresponsive),
+        method=printable(said.method),
+        breakpoint=printable(said.breakpoint),
+    )

@@ -32,7 +32,7 @@ from rlinf_actors.runtime.membership import Membership, ResizableGroup
 from rlinf_actors.runtime.node_relays import NodeRelays
 from rlinf_actors.runtime.peer import First, Peer
 from rlinf_actors.runtime.pending import PendingRequest
-from rlinf_actors.runtime.worker_ends import death
+from rlinf_actors.runtime.worker_ends import death, note_breakpoint
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, WorkerState
@@ -259,6 +259,8 @@ class RemoteGroup(ResizableGroup):
                 continue
             self.states[worker.rank] = worker
             peer = self.peers[worker.rank]
+            if self.owned:
+                note_breakpoint(peer.name, before, worker)
             peer.worker_id = worker.id
             peer.node = peer.node or worker.node_ip
             if worker.state == "gone":

@@ -1,4 +1,6 @@
-"""The errors of calls to workers that have ended or refuse them, and the log lines of deaths that no call reports."""
+"""The errors of calls to workers that have ended or refuse them, and log lines that no call reports: of deaths, and of
+workers that wait in breakpoints.
+"""
 
 from __future__ import annotations
 
@@ -76,3 +78,10 @@ def note_deaths(group: RemoteGroup, workers: Sequence[WorkerState]) -> int:
         if not peer.pending:
             log.warning("%s", death(exit, peer.name, peer.rank, peer.node))
     return deaths
+
+
+def note_breakpoint(name: str, before: WorkerState | None, now: WorkerState) -> None:
+    """Log that a worker, by its name, waits in a breakpoint, if it did not in its last state *before*."""
+    place = now.pulse.breakpoint if now.pulse is not None else ""
+    if place and (before is None or before.pulse is None or not before.pulse.breakpoint):
+        log.warning("%s waits in a breakpoint at %s: rlinf-actors attach %s", name, place, name)

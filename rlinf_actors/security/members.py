@@ -108,6 +108,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "LogsRead": _HEAD,
         "ReadStacks": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
         "StacksRead": _HEAD,
+        "AttachDebugger": _DRIVER | _HEAD,  # it runs code: a driver in its own jobs, and no viewer
+        "DebuggerAttached": _HEAD,
         "ReadFigures": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
         "FiguresRead": _HEAD,
         "CheckNode": _DRIVER | _HEAD | _VIEWER,  # a viewer facts only
@@ -136,6 +138,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "LogsSent": _AGENT,
         "SendStacks": _HEAD,
         "StacksSent": _AGENT,
+        "SendToDebugger": _HEAD,
+        "DebuggerSent": _AGENT,
         "SendFigures": _HEAD,
         "FiguresSent": _AGENT,
         "SendChecks": _HEAD,

@@ -41,6 +41,8 @@ KILLS = 7
 """The first protocol in which the head kills single workers."""
 STACKS = 7
 """The first protocol in which agentds send the stacks of workers."""
+DEBUGGERS = 7
+"""The first protocol in which workers have debuggers to which a person attaches."""
 FIGURES = 7
 """The first protocol in which agentds send figures of their node and workers, and the head lists viewers."""
 

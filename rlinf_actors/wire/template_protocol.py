@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.bounds import Address, Method, Name, OfNode, Path, Report, Some, Text, Variables
+from rlinf_actors.wire.debug_messages import FromDebugger, ToDebugger
 from rlinf_actors.wire.figure_values import WorkerFigures
 from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
 from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
@@ -22,11 +23,9 @@ from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 MAX_PACKET = 1 << 20
 """Largest packet in bytes; SO_SNDBUF is raised to this size. An environment of nearly half of ARG_MAX still fits."""
 
-
 TEXT_CHARS = 1000
-"""Largest number of characters of a text that the packet's sender did not choose, such as a method's name.
-
-Without this limit the text, or a packet with many such texts, could become too long to send.
+"""Largest number of characters of a text that the packet's sender did not choose, such as a method's name. Without this
+limit the text, or a packet with many such texts, could become too long to send.
 """
 FilePath = Annotated[Path, Meta(pattern=r"\A[^\0]*\Z")]
 """A path of a template, which may be run by a user's code: without NUL, which system calls do not take."""
@@ -370,12 +369,14 @@ class Pong(ControlMessage, frozen=True):
         method: the call that has been running longest, "" for none.
         since: start of that call, in seconds of CLOCK_MONOTONIC.
         waiting: number of queued calls.
+        breakpoint: where a thread waits in a breakpoint, "" for none.
     """
 
     id: Name
     method: Method = ""
     since: Number = 0.0
     waiting: int = 0
+    breakpoint: Method = ""
 
 
 class TraceRecorded(ControlMessage, frozen=True):
@@ -473,10 +474,10 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
 
-WorkerQuestion = Union[ShowStacks, ShowFigures, RecordTrace]
+WorkerQuestion = Union[ShowStacks, ShowFigures, RecordTrace, ToDebugger]
 """Packets of agentd that the template passes on to the worker with their `id`. The worker's I/O thread answers."""
-WorkerAnswer = Union[StacksShown, FiguresShown, TraceRecorded]
-WORKER_ANSWERS = (StacksShown, FiguresShown, TraceRecorded)
+WorkerAnswer = Union[StacksShown, FiguresShown, TraceRecorded, FromDebugger]
+WORKER_ANSWERS = (StacksShown, FiguresShown, TraceRecorded, FromDebugger)
 """The answers, with the `request` of the question. The template passes them on to agentd."""
 ToOneWorker = Union[DevicesLocked, DevicesBusy, Revoke, WorkerQuestion, AllowTracer]
 ToWorker = Union[ToOneWorker, Renew, Ping, NodeRegistered]

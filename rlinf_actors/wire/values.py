@@ -316,6 +316,7 @@ class WorkerHealth(Value, frozen=True):
         method: a call that has been running for long, "" for none.
         for_s: seconds for which the silence, or else the call, has lasted.
         waiting: number of calls queued behind `method`.
+        breakpoint: where a thread waits in a breakpoint, such as "train.py:42 in step", "" for none.
     """
 
     id: Name
@@ -323,18 +324,17 @@ class WorkerHealth(Value, frozen=True):
     method: Text = ""
     for_s: Number = 0.0
     waiting: int = 0
+    breakpoint: Text = ""
 
 
 class WorkerPulse(Value, frozen=True):
-    """Health of a worker, as the head reports it: a WorkerHealth with a start time instead of a duration.
-
-    `since` is in seconds since the epoch, by the head's clock.
-    """
+    """A WorkerHealth as the head reports it: with `since`, in seconds since the epoch by its clock, and no `for_s`."""
 
     unresponsive: Text = ""
     method: Text = ""
     since: Number = 0.0
     waiting: int = 0
+    breakpoint: Text = ""
 
 
 class WorkerState(Value, frozen=True):
@@ -344,7 +344,7 @@ class WorkerState(Value, frozen=True):
         state: restarting, starting, running, stopping or gone.
         exit: how the worker ended, or how the previous incarnation of its rank ended; None if there is no such end.
         restarts: number of restarts of its rank.
-        pulse: set while the worker does not answer or has been in one call for long. Such a worker is still alive.
+        pulse: set while the worker does not answer, is in one call for long, or waits in a breakpoint. It is alive.
         code: hash of the driver's code that it runs, "" if it runs what its node has.
     """
 

@@ -43,11 +43,13 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE, PTRACE
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire import template_protocol as packets
+from rlinf_actors.wire.debug_messages import ToDebugger
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker import outside_stacks
 from rlinf_actors.worker.children import Children
+from rlinf_actors.worker.debugger import Debugger
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executors import (
     STOPPED,
@@ -77,6 +79,7 @@ LATER_IMPORTS = (
     "rlinf_actors.placement.component",
     "rlinf_actors.security.keyfile",
     "rlinf_actors.worker.channelhost",
+    "rlinf_actors.worker.worker_pdb",
 )
 """Modules that a worker may import later. Its template imports them before it forks: an upgrade may have replaced their
 files by then.
@@ -242,7 +245,12 @@ def _start(
     control.serve(packets.DevicesLocked, lock.granted)
     control.serve(packets.DevicesBusy, lock.busy)
     control.serve(packets.NodeRegistered, lambda packet: _node_registered(context, packet))
-    control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
+    robots = [claim.title for claim in spec.claims]
+    debugger = Debugger(name, context.runtime.io, control.post, worker_context.make_logger(name), robots)
+    if sys.breakpointhook is sys.__breakpointhook__:
+        sys.breakpointhook = debugger.hook
+    control.serve(ToDebugger, debugger.asked)
+    control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity(), debugger.where())))
     control.serve(packets.ShowStacks, lambda packet: control.post(_stacks_shown(spec.id, packet.request, server)))
     control.serve(packets.ShowFigures, lambda packet: control.post(_figures_shown(context, packet)))
     control.serve(packets.AllowTracer, lambda packet: _allow_tracer(control, packet))
@@ -261,8 +269,9 @@ def _node_registered(context: worker_context.WorkerContext, packet: packets.Node
     context.children.tell_all(packet)
 
 
-def _pong(id: str, doing: Activity) -> packets.Pong:
-    return packets.Pong(id, doing.method[: packets.TEXT_CHARS], doing.since, doing.waiting)
+def _pong(id: str, doing: Activity, place: str) -> packets.Pong:
+    most = packets.TEXT_CHARS
+    return packets.Pong(id, doing.method[:most], doing.since, doing.waiting, place[:most])
 
 
 def _stacks_shown(id: str, request: int, server: WorkerServer) -> packets.StacksShown:

@@ -1,0 +1,190 @@
+"""The command `rlinf-actors attach`: talk to the debugger of a worker that waits in a breakpoint.
+
+The head and the worker's agentd pass each question on to the worker, which answers when there is something to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import threading
+import uuid
+
+import click
+from msgspec.structs import replace
+
+from rlinf_actors.cli.output import echo, note
+from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.stack_command import Place
+from rlinf_actors.cli.worker_command import job_option, place_of
+from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.net import discovery
+from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.security.keyfile import who
+from rlinf_actors.wire.client_messages import Events, GetEvents, Status
+from rlinf_actors.wire.debug_messages import (
+    FREE,
+    MAX_INPUT,
+    OVER,
+    REPLACED,
+    AttachDebugger,
+    DebugAnswer,
+    DebuggerAttached,
+    DebugQuestion,
+)
+from rlinf_actors.wire.protocol import DEBUGGERS
+
+WAIT_S = 10.0
+"""Seconds that a worker waits for something to say."""
+ANSWER_S = 12.0
+"""Seconds that the head has to answer, in addition: it waits for a node for up to 10 s."""
+EVENT_S = 3.0
+"""Seconds to wait for the event of a worker's end, after its agentd has said that it has ended."""
+
+
+@click.command()
+@click.argument("target", metavar="GROUP:RANK")
+@job_option
+@click.option("--wait", "waits", is_flag=True, help="Wait until the worker reaches a breakpoint.")
+@head_option
+def attach(target: str, job: str, waits: bool, head: str | None) -> None:
+    """Attach a debugger (pdb) to a worker that waits in `breakpoint()`.
+
+    `continue` lets the worker go on, and ends this command. The end of the input (Ctrl-D) detaches: the worker waits
+    on. Who attaches later takes over. The commands of the debugger may come from a pipe.
+
+    A debugger runs code in the worker, so only its driver and the administrator may attach.
+    """
+    endpoint, status = status_of(head)
+    if status.protocol < DEBUGGERS:
+        raise UsageError(f"the head there is rlinf-actors {status.version} and attaches no debugger: upgrade it")
+    place = place_of(status, target, job)
+    asyncio.run(_attach(endpoint, status, target, place, waits))
+
+
+async def _attach(endpoint: str, status: Status, target: str, place: Place, waits: bool) -> None:
+    """Talk to the debugger of a worker until the person detaches or the worker goes on.
+
+    Raises:
+        RlinfActorsError: the worker does not answer, waits in no breakpoint, or another one has come.
+    """
+    group, worker = place
+    node = next((node for node in status.nodes if node.rank == worker.node_rank), None)
+    if node is None:
+        raise UsageError(f"the node of {target} is not known to the head")
+    question = DebugQuestion(group.namespace, worker.id, uuid.uuid4().hex, who())
+    keyboard = _Keyboard(asyncio.get_running_loop())
+    typed: asyncio.Future[str] | None = None
+    async with observing(endpoint, discovery.client_settings()) as client:
+        began = expected(await client.request(GetEvents(-1, namespace=group.namespace), ANSWER_S), Events)
+        asked = _ask(client, node.report.node_id, question)
+        while True:
+            if typed is None:
+                answer = await asked
+            else:
+                await asyncio.wait((asked, typed), return_when=asyncio.FIRST_COMPLETED)
+                if typed.done():  # the worker answers the question before when it has this one
+                    text, typed = typed.result(), None
+                    if not text:
+                        note(f"detached: {target} waits on in its breakpoint")
+                        return
+                    question = replace(question, number=question.number + 1, input=text)
+                    asked.cancel()
+                    asked = _ask(client, node.report.node_id, question)
+                    continue
+                answer = asked.result()
+            if answer.fault:
+                raise RlinfActorsError(f"{target}: {await _why(client, question, answer.fault, began)}")
+            if answer.state == REPLACED:
+                raise RlinfActorsError(f"{answer.by} has attached to {target} meanwhile: this attachment is over")
+            if answer.state == FREE and not waits:
+                raise RlinfActorsError(
+                    f"{target} waits in no breakpoint: put breakpoint() into its code, and attach when it is there "
+                    f"(--wait waits for that); `rlinf-actors stack {target}` shows what it does"
+                )
+            if question.stop == 0 and answer.stop:
+                note(f"{target} waits in a breakpoint at {answer.place}, thread {answer.thread}; Ctrl-D detaches")
+            _show(answer, question)
+            if answer.state == OVER:
+                more = f"; {answer.queued} more threads wait in breakpoints" if answer.queued else ""
+                note(f"{target} goes on{more}")
+                return
+            if answer.asks and typed is None:
+                typed = keyboard.read()
+            number = question.number or 1  # 0 is of an attachment that begins
+            end = answer.offset + len(answer.output) if answer.stop else -1
+            question = replace(question, number=number, input="", stop=answer.stop, offset=end, wait_s=WAIT_S)
+            asked = _ask(client, node.report.node_id, question)
+
+
+def _ask(client: ControlClient, node_id: str, question: DebugQuestion) -> asyncio.Future[DebugAnswer]:
+    async def ask() -> DebugAnswer:
+        limit_s = ANSWER_S + question.wait_s
+        return expected(await client.request(AttachDebugger(node_id, question), limit_s), DebuggerAttached).answer
+
+    return asyncio.ensure_future(ask())
+
+
+def _show(answer: DebugAnswer, question: DebugQuestion) -> None:
+    if 0 <= question.offset < answer.offset:
+        note(f"[{answer.offset - question.offset} characters are left out]")
+    if answer.output:
+        echo(answer.output, nl=False)
+
+
+async def _why(client: ControlClient, question: DebugQuestion, fault: str, began: Events) -> str:
+    """Return why a worker does not answer: how it ended, if the event log has its end since *began*."""
+    events = began
+    while True:
+        asked = GetEvents(events.next, events.log, question.namespace, wait_s=EVENT_S)
+        events = expected(await client.request(asked, ANSWER_S), Events)
+        for event in events.events:
+            if event.worker_id == question.worker and event.exit is not None:
+                return event.text
+        if not events.events:
+            return fault
+
+
+class _Keyboard:
+    """Reads the standard input, as much at a time as the debugger has asked for, on a thread of its own.
+
+    The thread is a daemon: a read of a terminal cannot be ended when the worker goes on.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._wanted = threading.Semaphore(0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ended = False
+        self._reads: asyncio.Future[str] | None = None
+
+    def read(self) -> asyncio.Future[str]:
+        """Return the future of the next lines, at most MAX_INPUT characters; "" at the end of the input."""
+        if self._reads is None:
+            threading.Thread(target=self._run, name="stdin", daemon=True).start()
+        self._reads = self._loop.create_future()
+        self._wanted.release()
+        return self._reads
+
+    def _run(self) -> None:
+        while self._wanted.acquire():
+            text = self._next()
+            call_threadsafe(self._loop, self._took, text)
+
+    def _next(self) -> str:
+        text = ""
+        while not self._ended and not text.endswith("\n") and len(text) < MAX_INPUT // 2:
+            try:
+                data = os.read(0, MAX_INPUT // 2)
+            except OSError:  # the terminal is gone
+                data = b""
+            self._ended = not data
+            text += self._decoder.decode(data, final=not data)
+        return text if not text or text.endswith("\n") or not self._ended else f"{text}\n"
+
+    def _took(self, text: str) -> None:
+        assert self._reads is not None
+        if not self._reads.done():
+            self._reads.set_result(text)
