@@ -33,6 +33,7 @@ from rlinf_actors.wire.client_messages import (
     StopCluster,
     SwitchTrace,
 )
+from rlinf_actors.wire.debug_messages import AttachDebugger, DebugQuestion
 from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.key_messages import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.log_values import LogQuestion
@@ -56,6 +57,7 @@ REQUESTS = {
     "EnumerateHardware": EnumerateHardware("n1", QUESTION),
     "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
     "ReadStacks": ReadStacks("n1", StackQuestion("ann", [])),
+    "AttachDebugger": AttachDebugger("n1", DebugQuestion("ann", "g-1", "s", "me")),
     "ReadLogs": ReadLogs("n1", LogQuestion("ann")),
     "ReadFigures": ReadFigures("n1", FigureQuestion("ann")),
     "CheckNode": CheckNode("n1", CheckQuestion(facts=True)),
@@ -77,12 +79,12 @@ MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
             "FlushLogs", "Detach", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures",
-            "ReadLogs", "CheckNode"},
+            "ReadLogs", "CheckNode", "AttachDebugger"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
              "StopCluster", "FlushLogs", "EndGroup", "ReadTrace", "SwitchTrace", "ReadStacks", "ReadFigures",
-             "ReadLogs", "CheckNode"},
+             "ReadLogs", "CheckNode", "AttachDebugger"},
     "eye": {"GetStatus", "GetEvents", "ReadStacks", "ReadFigures", "ReadLogs", "CheckNode"},
 }  # fmt: skip
 
@@ -184,8 +186,18 @@ def test_driver_can_end_groups_of_its_own_jobs_only(kit):
     assert stop.reason == "me (driver 'ann') ended it: done"
 
 
-@pytest.mark.parametrize("verb", ["ReadTrace", "ReadStacks", "ReadFigures", "ReadLogs", "SwitchTrace"])
-def test_a_driver_reads_and_switches_traces_stacks_and_figures_of_its_own_jobs_only(kit, verb):
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "ReadTrace",
+        "ReadStacks",
+        "ReadFigures",
+        "ReadLogs",
+        "SwitchTrace",
+        "AttachDebugger",
+    ],
+)
+def test_a_driver_reads_traces_and_debugs_in_its_own_jobs_only(kit, verb):
     asked = REQUESTS[verb]
     assert "its own jobs only" in refused(kit.ask("bob", asked))
     assert kit.ask("ann", asked) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from head_kit import HeadKit, agent_hello
+from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.operations import SPARE_S, TRACE_S
@@ -25,6 +26,7 @@ from rlinf_actors.wire.agent_messages import (
     SwitchTraces,
     TraceSent,
     TracesSwitched,
+    WorkersHealth,
 )
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, NodeFacts, PathTest
 from rlinf_actors.wire.client_messages import (
@@ -32,6 +34,7 @@ from rlinf_actors.wire.client_messages import (
     Enumerated,
     EnumerateHardware,
     FiguresRead,
+    GetStatus,
     LogsRead,
     NodeChecked,
     ReadFigures,
@@ -43,11 +46,19 @@ from rlinf_actors.wire.client_messages import (
     TraceRead,
     TraceSwitched,
 )
+from rlinf_actors.wire.debug_messages import (
+    AttachDebugger,
+    DebugAnswer,
+    DebuggerAttached,
+    DebuggerSent,
+    DebugQuestion,
+    SendToDebugger,
+)
 from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures, WorkerFigures
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
-from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
+from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece, WorkerHealth
 
 QUESTION = HardwareQuestion("Arm", 1, limit_s=10.0)
 ANSWER = HardwareAnswer([Piece("Arm", "v2", "lab:ArmInfo", '{"ip": "10.0.0.1"}', "10.0.0.1")])
@@ -283,6 +294,28 @@ def test_a_node_connects_to_addresses_of_nodes_only(kit):
     good = CheckQuestion(path=PathTest("measure", ip, far="n2", port=22))
     assert kit.ask("d1", CheckNode("n1", good)) is None
     assert [order.question for order in kit.sent(SendChecks, "a:n1")] == [good]
+
+
+def test_what_a_debugger_says_reaches_the_client_also_after_a_long_wait(kit):
+    said = DebugQuestion("ns", "w-0", "s", "kim@lab\x1b", 1, "p x\n", wait_s=20.0)
+    assert kit.ask("d1", AttachDebugger("n1", said)) is None
+    (order,) = kit.sent(SendToDebugger, "a:n1")
+    assert order.question == replace(said, by="kim@lab\\x1b"), "it is passed on, with a name that can be shown"
+    kit.wait(TRACE_S + 5.0)
+    kit.tell("a:n0", DebuggerSent(order.id, DebugAnswer("lie")))  # another node's
+    assert (kit.refusals(), kit.answers()) == ([], [])
+    kit.tell("a:n1", DebuggerSent(order.id, DebugAnswer("w-0", "waits")))
+    assert kit.answers() == [("d1", DebuggerAttached(DebugAnswer("w-0", "waits")))]
+
+
+def test_breakpoint_of_a_worker_is_in_the_status_until_it_is_left(kit):
+    kit.launch("g", [1])
+    kit.ready("a:n1", "g-0")
+    for place in ("train.py:42 in step", ""):
+        kit.tell("a:n1", WorkersHealth([WorkerHealth("g-0", breakpoint=place)]))
+        (group,) = kit.ask("d1", GetStatus()).groups
+        pulse = group.workers[0].pulse
+        assert (pulse.breakpoint if pulse is not None else "") == place
 
 
 def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):

@@ -160,6 +160,13 @@ class Streamer(Worker):
             os.read(a, 1)
             self.arm.move(b)
 
+    def moves_and_breaks(self) -> None:
+        """Waits in a breakpoint, to which nobody attaches."""
+        for n in range(10):
+            self.arm.move(n)
+        breakpoint()
+        self.arm.move(-1)
+
     def moves_and_holds_the_gil(self, seconds: int) -> None:
         """Goes into C code with the interpreter's lock, where no thread of this process can run; then moves."""
         for n in range(10):

@@ -72,6 +72,7 @@ STREAMS = [
     (rk.Streamer, "moves", {}),
     (rk.Streamer, "moves_asleep", {}),
     (rk.Streamer, "moves_blocked", {}),
+    (rk.Streamer, "moves_and_breaks", {}),
     (rk.Streamer, "moves", {"max_concurrency": 4}),
     (rk.Streamer, "streams_beside", {}),
     (rk.Streamer, "moves", {"start_method": "spawn"}),

@@ -101,6 +101,14 @@ from rlinf_actors.wire.client_messages import (
     WorkerKilled,
 )
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request, encode, number_of, verb_of
+from rlinf_actors.wire.debug_messages import (
+    AttachDebugger,
+    DebugAnswer,
+    DebuggerAttached,
+    DebuggerSent,
+    DebugQuestion,
+    SendToDebugger,
+)
 from rlinf_actors.wire.figure_values import (
     ChannelFigures,
     DeviceFigures,
@@ -234,6 +242,10 @@ BODIES = [
     StacksRead([STACKS]),
     SendStacks("e-3", StackQuestion("ns", ["w-0"])),
     StacksSent("e-3", [STACKS, WorkerStacks("w-1", fault="it has ended")]),
+    AttachDebugger("id", DebugQuestion("ns", "w-0", "s", "kim@lab", 2, "p x\n", 1, 40, 5.0)),
+    DebuggerAttached(DebugAnswer("w-0", "waits", 1, "train.py:42 in step", "MainThread", True, "7\n", 40, 1)),
+    SendToDebugger("e-6", DebugQuestion("ns", "w-0", "s")),
+    DebuggerSent("e-6", DebugAnswer("w-0", fault="it has ended")),
     ReadFigures("id"),
     FiguresRead(FIGURES),
     SendFigures("e-4", FigureQuestion("ns")),
