@@ -296,11 +296,7 @@ class NodeQueries:
         query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(node.peer, order))
 
-    def found(
-        self,
-        node: Node,
-        body: _Found,
-    ) -> None:
+    def found(self, node: Node, body: _Found) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         kind: type[_Order]

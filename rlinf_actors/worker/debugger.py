@@ -38,6 +38,7 @@ from rlinf_actors.wire.debug_messages import (
 if TYPE_CHECKING:
     import asyncio
     import logging
+    from pdb import Pdb
 
 KEPT_CHARS = 1 << 18
 """Most characters of output that are kept for an attachment; the oldest are dropped."""
@@ -119,9 +120,11 @@ class Stop:
 
 
 class Debugger:
-    """The breakpoints of this worker. *answer* sends a packet to agentd.
+    """The breakpoints of this worker.
 
     Args:
+        answer: sends a packet to agentd.
+        pdb: makes the debugger of a thread (`worker_pdb.WorkerPdb`), which few workers import.
         robots: the robots that this worker holds, for people.
     """
 
@@ -130,6 +133,7 @@ class Debugger:
         name: str,
         io: IoThread,
         answer: Callable[[FromDebugger], object],
+        pdb: Callable[[Stop], Pdb],
         log: logging.LoggerAdapter[Any] | logging.Logger,
         robots: Sequence[str] = (),
     ) -> None:
@@ -137,6 +141,7 @@ class Debugger:
         self.soon: Callable[..., object] = io.call
         self._io = io
         self._answer = answer
+        self._pdb = pdb
         self._log = log
         self._robots = robots
         self._made_in = forks.generation
@@ -159,13 +164,11 @@ class Debugger:
         if self._io.inside():
             self._log.warning("breakpoint() is ignored on the I/O thread of %s: nobody could attach", self.name)
             return None
-        from rlinf_actors.worker.worker_pdb import WorkerPdb
-
         self._numbers += 1
         if self._robots:
             text = "%s holds %s and waits in a breakpoint: nothing commands the robot meanwhile, and its lease goes on"
             self._log.warning(text, self.name, ", ".join(self._robots))
-        pdb = WorkerPdb(Stop(self, self._numbers))
+        pdb = self._pdb(Stop(self, self._numbers))
         if header := kwargs.get("header"):
             pdb.message(header)
         pdb.set_trace(sys._getframe(1))

@@ -30,7 +30,7 @@ import sys
 import threading
 import traceback
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf_actors import environ_block
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
@@ -49,7 +49,7 @@ from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker import outside_stacks
 from rlinf_actors.worker.children import Children
-from rlinf_actors.worker.debugger import Debugger
+from rlinf_actors.worker.debugger import Debugger, Stop
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executors import (
     STOPPED,
@@ -71,6 +71,9 @@ from rlinf_actors.worker.standstill import Unwound
 from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.worker import Worker
 from rlinf_actors.worker.worker_server import Creation, WorkerServer
+
+if TYPE_CHECKING:
+    from pdb import Pdb
 
 LATER_IMPORTS = (
     "rlinf_actors.channel.channel",
@@ -246,7 +249,7 @@ def _start(
     control.serve(packets.DevicesBusy, lock.busy)
     control.serve(packets.NodeRegistered, lambda packet: _node_registered(context, packet))
     robots = [claim.title for claim in spec.claims]
-    debugger = Debugger(name, context.runtime.io, control.post, worker_context.make_logger(name), robots)
+    debugger = Debugger(name, context.runtime.io, control.post, _pdb, worker_context.make_logger(name), robots)
     if sys.breakpointhook is sys.__breakpointhook__:
         sys.breakpointhook = debugger.hook
     control.serve(ToDebugger, debugger.asked)
@@ -272,6 +275,12 @@ def _node_registered(context: worker_context.WorkerContext, packet: packets.Node
 def _pong(id: str, doing: Activity, place: str) -> packets.Pong:
     most = packets.TEXT_CHARS
     return packets.Pong(id, doing.method[:most], doing.since, doing.waiting, place[:most])
+
+
+def _pdb(stop: Stop) -> Pdb:
+    from rlinf_actors.worker.worker_pdb import WorkerPdb
+
+    return WorkerPdb(stop)
 
 
 def _stacks_shown(id: str, request: int, server: WorkerServer) -> packets.StacksShown:

@@ -26,6 +26,7 @@ from rlinf_actors.wire.debug_messages import (
     ToDebugger,
 )
 from rlinf_actors.worker.debugger import KEPT_CHARS, Debugger
+from rlinf_actors.worker.worker_pdb import WorkerPdb
 
 
 class Scene:
@@ -34,7 +35,7 @@ class Scene:
     def __init__(self, io: IoThread) -> None:
         self.io = io
         self.answers: queue.SimpleQueue[FromDebugger] = queue.SimpleQueue()
-        self.debugger = Debugger("g:0", io, self.answers.put, logging.getLogger("test"))
+        self.debugger = Debugger("g:0", io, self.answers.put, WorkerPdb, logging.getLogger("test"))
         self.threads: list[threading.Thread] = []
         self.results: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.number = 0
