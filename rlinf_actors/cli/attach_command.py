@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import os
 import threading
 import uuid
+from collections.abc import AsyncIterator
 
 import click
 from msgspec.structs import replace
@@ -20,7 +22,7 @@ from rlinf_actors.cli.stack_command import Place
 from rlinf_actors.cli.worker_command import job_option, place_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
-from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.net.loop import Tasks, call_threadsafe
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import Events, GetEvents, Status
@@ -74,12 +76,17 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
     node = next((node for node in status.nodes if node.rank == worker.node_rank), None)
     if node is None:
         raise UsageError(f"the node of {target} is not known to the head")
+    node_id = node.report.node_id
     question = DebugQuestion(group.namespace, worker.id, uuid.uuid4().hex, who())
     keyboard = _Keyboard(asyncio.get_running_loop())
     typed: asyncio.Future[str] | None = None
-    async with observing(endpoint, discovery.client_settings()) as client:
+    async with observing(endpoint, discovery.client_settings()) as client, _tasks() as tasks:
+
+        def ask() -> asyncio.Task[DebugAnswer]:
+            return tasks.start(_ask(client, node_id, question), "asking", expected=RlinfActorsError)
+
         began = expected(await client.request(GetEvents(-1, namespace=group.namespace), ANSWER_S), Events)
-        asked = _ask(client, node.report.node_id, question)
+        asked = ask()
         while True:
             if typed is None:
                 answer = await asked
@@ -92,7 +99,7 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
                         return
                     question = replace(question, number=question.number + 1, input=text)
                     asked.cancel()
-                    asked = _ask(client, node.report.node_id, question)
+                    asked = ask()
                     continue
                 answer = asked.result()
             if answer.fault:
@@ -116,15 +123,21 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
             number = question.number or 1  # 0 is of an attachment that begins
             end = answer.offset + len(answer.output) if answer.stop else -1
             question = replace(question, number=number, input="", stop=answer.stop, offset=end, wait_s=WAIT_S)
-            asked = _ask(client, node.report.node_id, question)
+            asked = ask()
 
 
-def _ask(client: ControlClient, node_id: str, question: DebugQuestion) -> asyncio.Future[DebugAnswer]:
-    async def ask() -> DebugAnswer:
-        limit_s = ANSWER_S + question.wait_s
-        return expected(await client.request(AttachDebugger(node_id, question), limit_s), DebuggerAttached).answer
+async def _ask(client: ControlClient, node_id: str, question: DebugQuestion) -> DebugAnswer:
+    limit_s = ANSWER_S + question.wait_s
+    return expected(await client.request(AttachDebugger(node_id, question), limit_s), DebuggerAttached).answer
 
-    return asyncio.ensure_future(ask())
+
+@contextlib.asynccontextmanager
+async def _tasks() -> AsyncIterator[Tasks]:
+    tasks = Tasks()
+    try:
+        yield tasks
+    finally:
+        await tasks.close()
 
 
 def _show(answer: DebugAnswer, question: DebugQuestion) -> None:
