@@ -71,6 +71,7 @@ class FigureCollector:
         self._found_at = -math.inf
         self._kinds = _kinds(site)
         self._devices: dict[str, list[DeviceFigures]] = {}
+        self._held: dict[int, int] = {}  # bytes of accelerators' memory, by process
         self._devices_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
         self._disks: list[DiskFigures] = []
@@ -108,14 +109,19 @@ class FigureCollector:
         self._loop.call_at(due, lambda: _resolve(lag, max(0.0, self._loop.time() - due)))
         self._questions.ask_figures(list(workers), lambda found: _resolve(answered, found))
         pids = {id: (worker.pid, worker.pidfd) for id, worker in workers.items() if worker.pidfd >= 0}
-        nothing: tuple[dict[str, ProcessFigures], NodeFigures] = {}, NodeFigures()
-        processes, machine = await self._read("processes", lambda: (_processes(pids), _machine()), nothing)
+        held = self._held
+        nothing: tuple[dict[str, ProcessFigures], dict[str, int], NodeFigures] = {}, {}, NodeFigures()
+        processes, memory, machine = await self._read(
+            "processes", lambda: (_processes(pids), _of_workers(held, pids), _machine()), nothing
+        )
         self._disks = await self._read("disks", lambda: _disks(self._places()), self._disks)
         found = await answered
         self._jobs = {id: worker.spec.namespace for id, worker in workers.items()}
         self._found = replace(
             machine,
-            workers=[replace(one, process=processes.get(one.id)) for one in found],
+            workers=[
+                replace(one, process=processes.get(one.id), accelerator_bytes=memory.get(one.id, -1)) for one in found
+            ],
             lag_s=await lag,
             devices=[device for kind in self._kinds for device in self._devices.get(kind, [])],
             disks=self._disks,
@@ -146,15 +152,19 @@ class FigureCollector:
 
         try:
             env, module = self._site.environment(), "rlinf_actors.hardware.probe_child:measure_main"
+            held: dict[int, int] = {}
             for kind in self._kinds:
                 end = await run_child(module, [kind], env=env, timeout_s=DEVICES_LIMIT_S)
-                infos = read_answer(end, kind, DEVICES_LIMIT_S).infos
+                report = read_answer(end, kind, DEVICES_LIMIT_S)
+                for _, pid, size in report.held:
+                    held[pid] = held.get(pid, 0) + size
                 self._devices[kind] = [
                     DeviceFigures(
                         kind, info.utilization, info.temperature, info.memory_bytes or -1, info.memory_used_bytes
                     )
-                    for info in infos
+                    for info in report.infos
                 ]
+            self._held = held
             self._devices_at = self._loop.time()
         finally:
             self._reading = None
@@ -182,6 +192,19 @@ def _processes(pids: Mapping[str, tuple[int, int]]) -> dict[str, ProcessFigures]
         figures = process_figures(pid)
         if figures is not None and not procfs.has_ended(pidfd):  # else the pid may be another process's
             found[id] = figures
+    return found
+
+
+def _of_workers(held: Mapping[int, int], pids: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Return how much memory of accelerators the processes of each worker hold, by the worker's id. A worker is left
+    out if none is known to hold any. *held* has the bytes of each process, *pids* the workers' own processes.
+    """
+    ids = {pid: id for id, (pid, _) in pids.items()}
+    found: dict[str, int] = {}
+    for pid, size in held.items():
+        id = ids.get(pid) or procfs.mark_of(pid)  # a process that the worker has started has its mark
+        if id is not None and id in pids:
+            found[id] = found.get(id, 0) + size
     return found
 
 

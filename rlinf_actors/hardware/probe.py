@@ -39,6 +39,7 @@ class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: list[str] = []  # a sentence for each thing that could not be read
     types: list[str] = []  # hardware types that the extension registered
     vendors: dict[str, str] = {}  # accelerator types that it registered and that may be present, to their module
+    held: list[tuple[int, int, int]] = []  # accelerators' memory by process: index of the device, pid, bytes
 
 
 async def run_probe(

@@ -86,7 +86,7 @@ def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
 
 
 def measure_main(argv: list[str]) -> None:
-    """Write what the accelerators of a built-in vendor do now, in the form that `main` writes.
+    """Write what the accelerators of a built-in vendor do now, and for whom, in the form that `main` writes.
 
     Args:
         argv: the parent's pid, and the accelerator type.
@@ -99,6 +99,10 @@ def measure_main(argv: list[str]) -> None:
         module = importlib.import_module(vendor.module if vendor is not None else "")
         found = getattr(module, "measure", module.find)(os.environ)
         result = {"infos": [vars(info) for info in found.infos], "faults": found.faults}
+        try:
+            result["held"] = module.holders() if hasattr(module, "holders") else []
+        except Exception as error:  # noqa: BLE001 - some drivers do not say it; the other figures are good
+            result["faults"] = [*found.faults, _describe(error)]
     except Exception as error:  # noqa: BLE001 - the parent shows no figures then
         result = {"faults": [_describe(error)]}
     finish(answer, json.dumps(result).encode())

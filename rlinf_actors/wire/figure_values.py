@@ -136,7 +136,7 @@ class ChannelFigures(Value, frozen=True):
 
 
 class WorkerFigures(Value, frozen=True):
-    """What a worker has done and uses. agentd fills in `process`, the worker's I/O thread the rest.
+    """What a worker has done and uses. agentd fills in `process` and the last field, the worker's I/O thread the rest.
 
     Attributes:
         process: None if the process has ended.
@@ -150,6 +150,7 @@ class WorkerFigures(Value, frozen=True):
         channel: set by the host of a channel.
         delay_s: seconds from agentd's question until the worker's I/O thread had it.
         fault: why there is no answer of the worker, for people; "" if there is one.
+        accelerator_bytes: memory of accelerators that its processes hold; -1 if unknown.
     """
 
     id: Name
@@ -164,6 +165,7 @@ class WorkerFigures(Value, frozen=True):
     channel: Union[ChannelFigures, None] = None
     delay_s: Number = 0.0
     fault: Text = ""
+    accelerator_bytes: int = -1
 
 
 class DeviceFigures(Value, frozen=True):
