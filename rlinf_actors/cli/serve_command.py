@@ -122,8 +122,8 @@ async def _serve(
         from rlinf_actors.serve.app import App, serving
     except ModuleNotFoundError as error:
         raise UsageError(f"{MISSING} ({error})") from None
+    from rlinf_actors.sampling.sampler import Sampler
     from rlinf_actors.serve.guard import Guard
-    from rlinf_actors.serve.sampler import Sampler
 
     loop, end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -148,7 +148,7 @@ async def _serve(
 
 
 def _stack_lines(worker: object, stacks: object) -> list[str]:
-    from rlinf_actors.serve.sample import WorkerView
+    from rlinf_actors.sampling.sample import WorkerView
     from rlinf_actors.wire.stack_values import WorkerStacks
 
     assert isinstance(worker, WorkerView)

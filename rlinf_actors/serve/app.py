@@ -13,11 +13,12 @@ from aiohttp import web
 
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.net.loop import Tasks
+from rlinf_actors.sampling.choice import WORKER_SORTS, chosen_workers
+from rlinf_actors.sampling.sample import WorkerView
+from rlinf_actors.sampling.sampler import Sampler
 from rlinf_actors.serve import metrics
 from rlinf_actors.serve.guard import HEADERS, Guard, Refusal
-from rlinf_actors.serve.pages import SHOWN_EVENTS, SORTS, Output, Pages, chosen_workers, group_rows, summary
-from rlinf_actors.serve.sample import WorkerView
-from rlinf_actors.serve.sampler import Sampler
+from rlinf_actors.serve.pages import SHOWN_EVENTS, Output, Pages, group_rows, summary
 from rlinf_actors.shown import bar
 from rlinf_actors.wire.log_values import file_name
 from rlinf_actors.wire.stack_values import WorkerStacks
@@ -132,7 +133,7 @@ class App:
         query, sort = request.query.get("q", "")[:MOST_QUERY], request.query.get("sort", "name")
         workers, total = chosen_workers(self._board, query, sort), len(self._board.workers)
         return self._page(
-            "workers.html", "/workers", workers=workers, total=total, query=query, sort=sort, sorts=list(SORTS)
+            "workers.html", "/workers", workers=workers, total=total, query=query, sort=sort, sorts=list(WORKER_SORTS)
         )
 
     async def _worker(self, request: web.Request) -> web.Response:

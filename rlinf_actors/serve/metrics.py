@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from rlinf_actors.counters import BOUNDS_S
-from rlinf_actors.serve.sample import Board, NodeView, WorkerView
+from rlinf_actors.sampling.sample import Board, NodeView, WorkerView
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import ProcessFigures

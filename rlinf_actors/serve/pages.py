@@ -20,7 +20,8 @@ import msgspec
 from rlinf_actors.messaging.routes import MEANING
 from rlinf_actors.model.hardware import is_accelerator_type
 from rlinf_actors.model.readable import duration
-from rlinf_actors.serve.sample import Board, WorkerView, quantile
+from rlinf_actors.sampling.choice import memory_share
+from rlinf_actors.sampling.sample import Board, WorkerView, quantile
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import DiskFigures, NodeFigures
@@ -142,29 +143,6 @@ def warnings(board: Board) -> list[str]:
     return found
 
 
-SORTS: Mapping[str, Callable[[WorkerView], Any]] = {
-    "name": lambda worker: (worker.group.namespace, worker.group.name, worker.state.rank),
-    "CPU": lambda worker: -(worker.cpu or 0.0),
-    "memory": lambda worker: -(worker.figures.process.rss_bytes if worker.figures and worker.figures.process else 0),
-    "calls": lambda worker: -(worker.calls or 0.0),
-    "queue": lambda worker: -(worker.figures.queued if worker.figures else 0),
-    "node": lambda worker: (worker.state.node_rank, worker.group.name, worker.state.rank),
-}
-
-
-def chosen_workers(board: Board, query: str, sort: str) -> list[WorkerView]:
-    """Return the workers of which each word of *query* is a part of the name, job, node, state or method."""
-    words = query.lower().split()
-
-    def fits(worker: WorkerView) -> bool:
-        node = worker.node.report.hostname if worker.node is not None else ""
-        method = worker.figures.method if worker.figures is not None else ""
-        text = f"{worker.name} {worker.group.namespace} {node} {worker.state.state} {method} {worker.group.cls}".lower()
-        return all(word in text for word in words)
-
-    return sorted(filter(fits, board.workers), key=SORTS.get(sort, SORTS["name"]))
-
-
 class Pages:
     """Renders the templates. *endpoint* is the head's, and *every_s* the seconds between two rounds."""
 
@@ -271,12 +249,6 @@ def _area(values: Sequence[float]) -> str:
     return f"M0,{SPARK_HEIGHT:g} L{_line(values)} L{SPARK_WIDTH:g},{SPARK_HEIGHT:g} Z"
 
 
-def _memory(figures: NodeFigures | None) -> float | None:
-    if figures is None or not figures.memory_bytes:
-        return None
-    return 1 - figures.memory_free_bytes / figures.memory_bytes
-
-
 def _used(disk: DiskFigures) -> float:
     return 1 - disk.free_bytes / disk.total_bytes if disk.total_bytes else 0.0
 
@@ -324,7 +296,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "level": lambda name: _LEVELS.get(name, ""),
     "line": _line,
     "meaning": lambda path: MEANING.get(path, {"bulk": "bulk streams between nodes"}.get(path, "")),
-    "memory": _memory,
+    "memory": memory_share,
     "model": _model,
     "number": _number,
     "p99": lambda buckets: quantile(buckets, 0.99),

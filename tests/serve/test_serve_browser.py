@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
-from serve_kit import HOSTILE, TOKEN, board, figures, server, status
+from board_kit import HOSTILE, board, figures, status
+from serve_kit import TOKEN, server
 
-from rlinf_actors.serve.sample import Board, Sample
+from rlinf_actors.sampling.sample import Board, Sample
 from tests.browser import chromium, needs_chromium
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pictures"

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import yaml
+from board_kit import board, figures, status
 from prometheus_client.parser import text_string_to_metric_families
-from serve_kit import board, figures, status
 
+from rlinf_actors.sampling.sample import MOST_METHODS, Board, Sample, quantile
 from rlinf_actors.serve import metrics
-from rlinf_actors.serve.sample import MOST_METHODS, Board, Sample, quantile
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import MethodFigures, NodeFigures, WorkerFigures
 

@@ -6,12 +6,13 @@ import asyncio
 
 import aiohttp
 import pytest
+from board_kit import HOSTILE, board
 from msgspec.structs import replace
-from serve_kit import HOSTILE, TOKEN, board, server
+from serve_kit import TOKEN, server
 
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.serve.guard import HEADERS, Guard
-from rlinf_actors.serve.sampler import OUTPUT_BYTES, Sampler
+from rlinf_actors.sampling.sampler import OUTPUT_BYTES, Sampler
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 
 PATHS = (

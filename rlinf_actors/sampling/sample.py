@@ -1,7 +1,7 @@
 """What one round of questions has found, and what it means together with the rounds before: rates and histories. Pure.
 
-`sampler` makes a Sample of the head's status and the figures of the nodes, and gives it to the Board. Pages and metrics
-read the Board. Nothing here grows faster than the cluster: what a sample does not name any more is dropped.
+`sampler` makes a Sample of the head's status and the figures of the nodes, and gives it to the Board. Pages, metrics
+and `top` read the Board. Nothing here grows faster than the cluster: what a sample does not name any more is dropped.
 """
 
 from __future__ import annotations
@@ -139,6 +139,7 @@ class Board:
     Attributes:
         sample: the newest sample.
         last_status: the newest status of the head, which may be older than `sample`; None if there never was one.
+        last_at: when the head was asked for it, in seconds since the epoch.
         nodes, workers, channels: what the newest status names.
         methods: calls by (job, group) and method.
         events: the newest events.
@@ -151,6 +152,7 @@ class Board:
     def __init__(self) -> None:
         self.sample = Sample(0.0, 0.0, fault="the head was not asked yet")
         self.last_status: Status | None = None
+        self.last_at = 0.0
         self.nodes: list[NodeView] = []
         self.workers: list[WorkerView] = []
         self.channels: list[Channel] = []
@@ -170,7 +172,7 @@ class Board:
         self.number += 1
         if sample.status is None:
             return
-        self.last_status = sample.status
+        self.last_status, self.last_at = sample.status, sample.at
         self._take_nodes(sample, sample.status)
         self._take_workers(sample, sample.status)
         self._take_channels(sample)

@@ -1,7 +1,7 @@
 """Asks the head and the nodes in rounds, and gives what they answer to the Board. Loop thread.
 
 A round asks the head for its status and each node for its figures, at most ASKED_NODES at a time. Nothing is asked more
-often than that, however many look at the page or read the metrics. Events are waited for beside the rounds.
+often than that, however many look at a page or read the metrics. Events are waited for beside the rounds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from rlinf_actors.errors import AuthenticationError, ProtocolError, RlinfActorsError
 from rlinf_actors.model.log_lines import SlicedLines
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.serve.sample import Board, Sample
+from rlinf_actors.sampling.sample import Board, Sample
 from rlinf_actors.wire.client_messages import (
     Events,
     FiguresRead,
@@ -31,7 +33,7 @@ from rlinf_actors.wire.client_messages import (
     Status,
 )
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.figure_values import NodeFigures
+from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 from rlinf_actors.wire.protocol import FIGURES
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
@@ -76,6 +78,7 @@ class Sampler:
         self._network = network
         self._client = self._connect()
         self._again_s = every_s
+        self._by_job = False  # this process has a driver's key
 
     def close(self) -> None:
         """Close the connection to the head. May be called again."""
@@ -105,10 +108,10 @@ class Sampler:
                 self.on_sample()
 
     async def round(self) -> Sample:
-        """Ask once, and return what was found."""
+        """Ask once, and return what was found. A failure is part of it."""
         at, clock = time.time(), time.monotonic()
         try:
-            status = await self._ask(GetStatus(), Status, STATUS_S)
+            found = await self.sample()
         except (RlinfActorsError, OSError) as error:
             self._again_s = REFUSED_S if isinstance(error, AuthenticationError) else self.every_s
             with contextlib.suppress(OSError):  # no descriptor is left: the next round tries again
@@ -116,6 +119,17 @@ class Sampler:
                 self._client = self._connect()  # else a refusal of the key after a reconnection is not seen
             return Sample(at, clock, fault=str(error), took_s=time.monotonic() - clock)
         self._again_s = self.every_s
+        return found
+
+    async def sample(self) -> Sample:
+        """Ask once, and return what was found.
+
+        Raises:
+            RlinfActorsError: the head does not answer, or refuses.
+            OSError: there is no connection to the head.
+        """
+        at, clock = time.time(), time.monotonic()
+        status = await self._ask(GetStatus(), Status, STATUS_S)
         answer_s = time.monotonic() - clock
         figures: dict[str, NodeFigures] = {}
         faults: dict[str, str] = {}
@@ -127,12 +141,31 @@ class Sampler:
                 return
             try:
                 async with at_once:
-                    figures[id] = (await self._ask(ReadFigures(id), FiguresRead, FIGURES_S)).answer
+                    found = await self._figures(status, node)
             except RlinfActorsError as error:
                 faults[id] = str(error)
+                return
+            if found is not None:
+                figures[id] = found
 
         await asyncio.gather(*(ask(node) for node in status.nodes))
         return Sample(at, clock, status, figures, faults, "", answer_s, time.monotonic() - clock)
+
+    async def _figures(self, status: Status, node: NodeState) -> NodeFigures | None:
+        """Return the figures of a node, with those workers that this process's key may see. A driver's key may ask for
+        one of its jobs at a time, and has no figures of a node without a worker of its jobs: the result is None then.
+        """
+        id = node.report.node_id
+        if not self._by_job:
+            try:
+                return (await self._ask(ReadFigures(id), FiguresRead, FIGURES_S)).answer
+            except AuthenticationError:
+                self._by_job = True
+        jobs = {group.namespace for group in status.groups for worker in group.workers if worker.node_rank == node.rank}
+        questions = [ReadFigures(id, FigureQuestion(job)) for job in sorted(jobs)]
+        answers = [(await self._ask(question, FiguresRead, FIGURES_S)).answer for question in questions]
+        workers = [worker for answer in answers for worker in answer.workers]
+        return replace(answers[-1], workers=workers) if answers else None
 
     async def stacks(self, node_id: str, job: str, ids: Sequence[str]) -> list[WorkerStacks]:
         """Return the stacks of workers of one job on a node.
