@@ -60,6 +60,7 @@ _COMMANDS = {
     "serve": "serve_command",
     "stack": "stack_command",
     "status": "views",
+    "top": "top_command",
     "trace": "trace_command",
     "units": "units_command",
     "worker": "worker_command",

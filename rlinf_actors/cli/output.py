@@ -13,13 +13,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rlinf_actors.settings import journal_stream
 from rlinf_actors.shown import json_text, lines, printable
 from rlinf_actors.systemd.service_manager import marked, reads
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,17 +130,25 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Draw a table on stdout by rich. Return False, and draw nothing, if rich is not installed."""
     try:
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
     except ModuleNotFoundError:
         return False
+    Console(highlight=False).print(drawn_table(headings, rows))  # rich follows NO_COLOR and TERM itself
+    return True
+
+
+def drawn_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, cut: bool = False) -> Table:
+    """Return a table for a console of rich. Each text is harmless already (`plain`). If *cut* is true, cells that are
+    too long are cut, so that each row has one line; otherwise they are folded.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="ellipsis" if cut else "fold", no_wrap=cut)
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console(highlight=False).print(table)  # rich follows NO_COLOR and TERM itself
-    return True
+    return table
 
 
 class Amount(click.FloatRange):

@@ -23,7 +23,7 @@ from rlinf_actors.wire.control_codec import Body
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-OBSERVERS = ("head", "driver", "agent")
+OBSERVERS = ("head", "driver", "agent", "viewer")
 """Roles whose key a command may use to connect, in the order in which they are tried."""
 TIMEOUT_S = 5.0
 

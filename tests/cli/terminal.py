@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
+from typing import Any
 
 
 class Terminal:
@@ -26,6 +30,14 @@ class Terminal:
             assert read, f"the command ended without {text!r}: {self.shown}"
         return self.shown[at:]
 
+    def resize(self, columns: int, rows: int) -> None:
+        """Give the terminal a size. The kernel tells the command by SIGWINCH."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def attributes(self) -> list[Any]:
+        """Return the modes of the terminal, which a command that reads keys changes."""
+        return termios.tcgetattr(self._ours)
+
     def end(self) -> int:
         """Read to the end of the command. Return its exit code."""
         while self._read():
@@ -43,11 +55,14 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(*arguments: str) -> Iterator[Terminal]:
-    """Run `rlinf-actors ARGUMENTS` in a terminal of 200 columns, in a session of its own."""
+    """Run `rlinf-actors ARGUMENTS` in a terminal of 200 columns, in a session of its own that the terminal controls."""
     ours, theirs = os.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     command = [sys.executable, "-m", "rlinf_actors.cli.main", *arguments]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True) as run:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # else no key makes a signal
+    ) as run:  # fmt: skip
         os.close(theirs)
         try:
             yield Terminal(run, ours)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections import deque
 
 import msgspec
 import pytest
 from cli_kit import node
 from msgspec.structs import replace
 
+from rlinf_actors.cli import top_view
 from rlinf_actors.cli.channel_command import figures_dict
 from rlinf_actors.cli.doctor import report
 from rlinf_actors.cli.doctor_cluster import ClusterFacts, End, Path
@@ -21,10 +23,11 @@ from rlinf_actors.cli.trace_command import switch_dict, trace_dict
 from rlinf_actors.cli.views import driver_dict, group_dict, summary, worker_dict
 from rlinf_actors.cli.worker_command import KILLED, _worker_of
 from rlinf_actors.cluster.trace_files import TraceReport
+from rlinf_actors.sampling.sample import Board, Channel, NodeView, WorkerView
 from rlinf_actors.wire.check_values import NodeFacts, PathAnswer
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.event_json import event_dict
-from rlinf_actors.wire.figure_values import ChannelFigures, KeyFigures
+from rlinf_actors.wire.figure_values import ChannelFigures, DeviceFigures, KeyFigures
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.program import DriverState, Program
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
@@ -90,6 +93,11 @@ PRINTED = {
     "A wait": REPORT["workers"][0]["waits"][0],
     "A stack": REPORT["workers"][0]["stacks"][0],
     "A frame": REPORT["workers"][0]["stacks"][0]["frames"][0],
+    "The figures": top_view.report(Board(), "head"),
+    "Figures of a node": top_view.node_dict(NodeView(NODE, None, "", None, 0)),
+    "Figures of an accelerator": top_view.device_dict(DeviceFigures("NV_GPU")),
+    "Figures of a worker": top_view.worker_dict(WorkerView(GROUP, WORKER, None, None)),
+    "Figures of a channel": top_view.channel_dict(Channel("ns", "c", GROUP, ChannelFigures(), None, deque())),
     "A key of a channel": msgspec.structs.asdict(KeyFigures("k")),
 }
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from serve_kit import TOKEN, server
 
 from rlinf_actors.errors import RlinfActorsError
-from rlinf_actors.serve.guard import HEADERS, Guard
 from rlinf_actors.sampling.sampler import OUTPUT_BYTES, Sampler
+from rlinf_actors.serve.guard import HEADERS, Guard
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 
 PATHS = (
