@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 
@@ -14,9 +13,8 @@ class Where(Worker):
 
 
 async def main() -> None:
-    num_nodes = int(os.environ["NUM_NODES"])
-    async with Cluster.connect(num_nodes=num_nodes) as cluster:
-        group = await Where.create_group().launch(cluster, NodePlacementStrategy(list(range(num_nodes))))
+    async with Cluster.connect() as cluster:  # all nodes of the job
+        group = await Where.create_group().launch(cluster, NodePlacementStrategy(list(range(cluster.num_nodes))))
         for rank, node in await group.node():
             print(f"rank {rank} runs on node {node}")
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from rlinf_actors.hardware.interfaces import ipv4_interfaces
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -147,86 +144,3 @@ def test_the_robot_arm_that_a_loop_in_c_moves_is_stopped_last(tmp_path, fault):
     out = succeeds(tmp_path, "robot_arm.py", "--native", "--fault", fault)
     assert re.search(r"commands in the arm's record; the last two: move \d\.\d+, stop\n", out)
     assert "the driver gets: " in out
-
-
-# --- Slurm: srun and scontrol are stood in for by plain processes ---
-
-SRUN = """#!{python}
-import os, signal, subprocess, sys
-command = [word for word in sys.argv[1:] if not word.startswith("--") or word == "--node"]
-names = {names}
-assert f"--ntasks={{len(names)}}" in sys.argv
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it can be passed on to all
-def free():
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-tasks = [
-    subprocess.Popen(
-        command, env={{**os.environ, "SLURM_PROCID": str(n), "SLURMD_NODENAME": name}}, preexec_fn=free
-    )
-    for n, name in enumerate(names)
-]
-signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
-free()
-sys.exit(max(task.wait() for task in tasks))
-"""
-
-
-@pytest.fixture
-def slurm(tmp_path):
-    """A batch script runs as Slurm runs it, on nodes with these names; gives its result."""
-    job = f"{os.getpid()}-{tmp_path.name}"
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    shutil.copytree(EXAMPLES / "slurm", tmp_path / "submit")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF_", "SLURM"))}
-    env = {
-        **clean, "PATH": f"{tools}:{clean['PATH']}", "PYTHON": sys.executable, "HOME": str(tmp_path),
-        "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_SUBMIT_DIR": str(tmp_path / "submit"),
-    }  # fmt: skip
-
-    def batch(names: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-        texts = {
-            "srun": SRUN.format(python=sys.executable, names=names),
-            "scontrol": f"#!/bin/sh\necho {' '.join(names)}\n",
-        }
-        for name, text in texts.items():
-            (tools / name).write_text(text)
-            (tools / name).chmod(0o755)
-        command = ["bash", str(EXAMPLES / "slurm" / "job.sbatch"), *arguments]
-        with subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
-        ) as running:  # fmt: skip
-            try:
-                out, err = running.communicate(timeout=PATIENCE_S)
-            except BaseException:
-                os.killpg(running.pid, signal.SIGKILL)
-                raise
-        done = subprocess.CompletedProcess(command, running.returncode, out, err)
-        left = [path for place in (tmp_path, Path("/tmp")) for path in place.glob(f"*rlinf-*{job}*")]
-        assert left == []
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "submit"]
-        return done
-
-    return batch
-
-
-def test_the_batch_script_is_bash():
-    subprocess.run(["bash", "-n", str(EXAMPLES / "slurm" / "job.sbatch")], check=True)
-
-
-def test_a_slurm_job_runs_its_program_on_all_nodes_and_leaves_nothing(slurm, tmp_path):
-    """With keys, unless this machine has loopback's address alone."""
-    addresses = [ip for ip in ipv4_interfaces().values() if not ip.startswith("127.")]
-    second = (addresses or ["127.0.0.2"])[0]
-    done = slurm(["n1", second])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == ["rank 0 runs on node 0", "rank 1 runs on node 1"]
-    (logs,) = (tmp_path / "submit").glob("logs-*")
-    assert sorted(path.name for path in logs.iterdir()) == sorted(["n1", second])
-
-
-def test_a_slurm_job_ends_with_the_exit_code_of_its_program(slurm):
-    code = "import os, sys; sys.exit(3 + (os.environ['NUM_NODES'] != '2'))"
-    done = slurm(["n1", "127.0.0.2"], sys.executable, "-c", code)
-    assert done.returncode == 3, done.stderr
