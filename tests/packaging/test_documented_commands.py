@@ -42,8 +42,8 @@ PAGES = sorted(
 )
 OTHERS = (
     "apt-get", "base64", "cat", "cc", "chmod", "chown", "cp", "docker", "echo", "export", "git", "head", "install",
-    "journalctl", "kubectl", "mkdir", "mkdocs", "mount", "nft", "pip", "podman", "pre-commit", "printf", "ps", "pytest", "rm", "salloc", "sbatch",
-    "scp", "setpriv", "ssh", "systemctl", "true", "umask", "useradd",
+    "journalctl", "kubectl", "mkdir", "mkdocs", "mount", "nft", "pip", "podman", "pre-commit", "printf", "ps",
+    "pytest", "rm", "salloc", "sbatch", "scp", "setpriv", "ssh", "systemctl", "true", "umask", "useradd",
 )  # fmt: skip
 """Programs of others that pages tell to run."""
 LANGUAGES = {
