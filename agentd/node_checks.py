@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from agentd.templates import TemplatePool
     from agentd.worker_process import WorkerProcess
 
-MOST_TESTS = 8
+MOST_TESTS = 6
 """Most tests of paths at a time in which this node takes part."""
 MOST_INTERPRETERS = 32
 FACTS_S = 5.0
@@ -63,6 +64,7 @@ class NodeChecks:
         self._tasks = Tasks(loop)
         self._listeners: dict[int, paths.Listener] = {}  # by port
         self._tests = 0
+        self._threads = ThreadPoolExecutor(MOST_TESTS, "path-test")  # a listener blocks one for seconds
 
     def ask(self, order: SendChecks, send: Send) -> None:
         """Answer *order* by *send*; a question for the time at once."""
@@ -77,6 +79,7 @@ class NodeChecks:
         self._tasks.cancel()
         for listener in list(self._listeners.values()):
             listener.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, order: SendChecks, send: Send) -> None:
         question = order.question
@@ -140,7 +143,7 @@ class NodeChecks:
             return self._listen(test)
         self._tests += 1
         try:
-            return await asyncio.to_thread(paths.measure, test)
+            return await self._loop.run_in_executor(self._threads, paths.measure, test)
         finally:
             self._tests -= 1
 
@@ -156,7 +159,7 @@ class NodeChecks:
 
     async def _serve(self, listener: paths.Listener, test: PathTest) -> None:
         try:
-            await asyncio.to_thread(listener.serve, test.size, test.limit_s)
+            await self._loop.run_in_executor(self._threads, listener.serve, test.size, test.limit_s)
         finally:
             self._tests -= 1
             self._listeners.pop(listener.port, None)

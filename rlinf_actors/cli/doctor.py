@@ -84,6 +84,7 @@ def examine(head: str | None, paths: bool) -> tuple[list[Finding], MachineFacts,
         note(f"asking {machine.num_nodes} nodes ...")
         try:
             cluster = ask_cluster(machine.endpoint, settings, machine.status, paths)
+            cluster = dataclasses.replace(cluster, here=machine.facts)
             findings += diagnose_cluster(cluster)
         except RlinfActorsError as error:
             findings.append(Finding("nodes", FAIL, f"the head does not answer any more: {error}", "try again"))

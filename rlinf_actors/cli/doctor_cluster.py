@@ -86,6 +86,7 @@ class ClusterFacts:
         paths: the tested paths.
         untested: why no path, or not every path, was tested, for people.
         keys: the head's list of keys, None if this user may not see it.
+        here: facts about this machine, on which drivers may run.
     """
 
     nodes: Sequence[NodeState] = ()
@@ -95,6 +96,7 @@ class ClusterFacts:
     paths: Sequence[Path] = ()
     untested: str = ""
     keys: Keys | None = None
+    here: NodeFacts | None = None
 
     def name(self, id: str) -> str:
         return next((node.report.hostname for node in self.nodes if node.report.node_id == id), id)
@@ -146,6 +148,8 @@ class Asking:
 
         async def ask(node: NodeState) -> None:
             id = node.report.node_id
+            if node.closed:
+                return  # it admits nothing of this user
             if node.protocol and node.protocol < CHECKS:
                 self.faults[id] = "its agentd is of an earlier version and sends no facts: upgrade it"
                 return

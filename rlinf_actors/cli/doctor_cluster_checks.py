@@ -62,15 +62,19 @@ def machines(cluster: ClusterFacts) -> list[Finding]:
     ]
 
 
+HERE = "this machine"
 Versions = dict[str, dict[str, list[str]]]
 """For each package, the versions and the places (node, or interpreter of a node) that have them."""
 
 
 def table(cluster: ClusterFacts) -> Versions:
-    """Return the versions of all packages on all nodes. Interpreters that a job chose are places of their own."""
+    """Return the versions of all packages on all nodes, and on this machine, whose drivers pickle for the nodes.
+
+    Interpreters that a job chose are places of their own.
+    """
     found: Versions = {}
-    for id, facts in cluster.facts.items():
-        node = cluster.name(id)
+    here = {HERE: cluster.here} if cluster.here is not None else {}
+    for node, facts in {**{cluster.name(id): facts for id, facts in cluster.facts.items()}, **here}.items():
         found.setdefault("rlinf-actors", {}).setdefault(facts.version, []).append(node)
         for one in facts.interpreters:
             place = node if one.own else f"{node} ({one.path})"
@@ -82,7 +86,7 @@ def table(cluster: ClusterFacts) -> Versions:
 
 
 def versions(cluster: ClusterFacts) -> list[Finding]:
-    """Versions of Python and of packages on the nodes: warns for each that is not the same everywhere.
+    """Versions of Python and of packages on the nodes and this machine: warns for each that is not the same everywhere.
 
     The packages are those that this library and torch's jobs need, and those that a running job preloads. A node that
     lacks a package counts as different, because a worker that imports it fails there.

@@ -34,6 +34,8 @@ HOLDERS_S = 8.0
 """Seconds that a vendor's library has to name the processes on its accelerators."""
 NAMES_HOLDERS = frozenset({"NV_GPU"})
 """Types of accelerators whose library names the processes that hold memory."""
+MOST_INTERFACES = 64
+"""Most interfaces of a machine that are described (wire.bounds.Few)."""
 SHARED_MEMORY = "/dev/shm"
 SYS_PTRACE = {"CAP_SYS_PTRACE": 19}
 _SIOCGIFNETMASK = 0x891B
@@ -110,8 +112,9 @@ def versions(paths: Iterable[str], more: Sequence[str] = ()) -> dict[str, str]:
 
 
 def interfaces() -> list[Interface]:
-    """Return the interfaces with an IPv4 address, except the loopback."""
-    return [_interface(name, ip) for name, ip in ipv4_interfaces().items() if not ip.startswith("127.")]
+    """Return the interfaces with an IPv4 address, except the loopback; the first MOST_INTERFACES."""
+    found = [(name, ip) for name, ip in ipv4_interfaces().items() if not ip.startswith("127.")]
+    return [_interface(name, ip) for name, ip in found[:MOST_INTERFACES]]
 
 
 def _interface(name: str, ip: str) -> Interface:

@@ -159,6 +159,14 @@ def test_a_different_version_is_named_with_its_node_and_a_fix():
     }
 
 
+def test_versions_of_the_machine_of_the_driver_count():
+    own = Interpreter("/p", "3.11.7", {"numpy": "2.0"}, own=True)
+    facts = cluster(1, here=replace(FACTS, interpreters=[replace(own, packages={"numpy": "1.9"})]))
+    facts.facts["id-n0"] = replace(FACTS, interpreters=[own])
+    (finding,) = bad(facts)
+    assert finding.text == "numpy differs: 1.9 on this machine; 2.0 on n0"
+
+
 def test_another_minor_version_of_python_is_named():
     facts = cluster(2)
     for id, version in zip(facts.facts, ("3.11.7", "3.12.1"), strict=True):
