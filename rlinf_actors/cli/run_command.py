@@ -75,6 +75,7 @@ def run(
         context.exit(NOT_EXECUTABLE if there else NOT_FOUND)
     if (nodes is not None) + (hosts is not None) + slurm > 1:
         raise UsageError("--nodes, --hosts and --slurm are three places for nodes: give one of them")
+    log_dir = os.path.abspath(log_dir) if log_dir else None
     if slurm:
         plan = run_plans.in_slurm(address, log_dir)
     elif hosts is None:
