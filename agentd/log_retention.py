@@ -167,7 +167,8 @@ class LogRetention:
 
     async def _remove(self, ended: Sequence[WorkerFiles]) -> list[WorkerFiles]:
         """Remove the log files of these workers, unless a template writes them. Return those that were removed."""
-        removed = []
+        removed: list[WorkerFiles] = []
+        faults: list[OSError] = []
         for first in range(0, len(ended), _AT_ONCE):
             used = self._used()  # no worker is started in the rest of this turn
             directories = {os.path.dirname(path) for path in used}
@@ -179,9 +180,11 @@ class LogRetention:
                         if files.directory not in directories:
                             with contextlib.suppress(OSError):  # others have files in it
                                 os.rmdir(files.directory)
-                except OSError as error:
-                    log.warning("log files in %s are not removed: %s", files.directory, error)
+                except OSError as error:  # a file system without locks, or whose files cannot be removed
+                    faults.append(error)
             await asyncio.sleep(0)
+        if faults:
+            log.warning("the log files of %d ended workers are not removed: %s", len(faults), faults[0])
         return removed
 
     def _unlink(self, files: WorkerFiles) -> bool:

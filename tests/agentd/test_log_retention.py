@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -13,8 +14,10 @@ import pytest
 from workers_kit import children, order, spec
 
 from agentd import log_retention
+from agentd.config import Config
 from agentd.log_retention import GIB, RECENT_S, Limits, LogRetention, WorkerFiles, removable
 from agentd.logs import LogForwarder
+from agentd.users import Users, as_user
 from rlinf_actors.template.log_pump import LogPump
 
 DAY_S = 86400.0
@@ -74,7 +77,7 @@ def node(tmp_path):
         asyncio.run(once())
         return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
 
-    return SimpleNamespace(write=write, keep=keep, workers=workers, place=tmp_path)
+    return SimpleNamespace(write=write, keep=keep, workers=workers, place=tmp_path, site=site)
 
 
 @pytest.mark.quick
@@ -131,6 +134,44 @@ def test_total_is_told_where_living_workers_have_it_all(node, caplog):
         assert node.keep(total_bytes=1 << 19) == {"job/g-0.out"}
     assert "removed the log files of 1 ended workers, 1.0 MiB: the oldest beyond" in caplog.text
     assert "more than workers.log_total_max_gb" in caplog.text
+
+
+@pytest.mark.quick
+def test_files_that_cannot_be_removed_are_told_once(node, caplog, monkeypatch):
+    for number in range(3):
+        node.write(f"job/g-{number}.out", 9 * DAY_S)
+
+    def refuse(path):
+        raise PermissionError(1, "Operation not permitted", path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert len(node.keep(keep_s=DAY_S)) == 3
+    (record,) = caplog.records
+    assert "the log files of 3 ended workers are not removed: [Errno 1] Operation not permitted" in record.getMessage()
+    caplog.clear()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_files_of_another_user_are_removed_with_that_users_rights(node):
+    """A user may put links into the directory; they lead nowhere. The user need not have started a worker yet."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o711)
+        config = Config(users={"*": "nobody"})
+        user = Users(config, f"{place}/run", f"{place}/log").named("nobody")
+        job, elsewhere = f"{user.log_dir}/job", node.write("elsewhere/g-0.out", 9 * DAY_S)
+        with as_user(user):
+            os.mkdir(job)
+            for name in ("g-0.out", "g-1.out"):
+                with open(f"{job}/{name}", "w") as file:
+                    file.write("said")
+            os.symlink(elsewhere.parent, f"{user.log_dir}/other")
+            os.utime(f"{job}/g-0.out", (1, 1))
+        node.site.users = Users(config, f"{place}/run", f"{place}/log")  # of the next agentd
+        node.site.rules.log_dir = f"{place}/log"
+        node.keep(keep_s=DAY_S)
+        assert os.listdir(job) == ["g-1.out"]
+        assert elsewhere.exists()
+        assert os.geteuid() == 0
 
 
 @pytest.mark.quick
