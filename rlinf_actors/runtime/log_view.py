@@ -27,6 +27,8 @@ BURST_S = 50
 """Seconds of output at its full rate that a quiet worker may print at once."""
 WORKERS_AT_FULL_RATE, WORKERS_AT_BURST = 5, 2
 """Number of workers whose full rates, or bursts, together are the limit of one stream of all workers."""
+MOST_SOURCES = 10_000
+"""Number of streams of workers beyond which those are forgotten that are quiet."""
 
 Source = tuple[str, str]
 """GROUP:RANK of a worker, and "out" or "err" for its stdout or stderr."""
@@ -112,6 +114,7 @@ class LogView:
         self._held: dict[str, int] = {}  # lines that are held back, by worker
         self._held_on: dict[str, str] = {}  # node of the last one, by group
         self._held_since = 0.0
+        self._most_sources = MOST_SOURCES
 
     @property
     def next_at(self) -> float | None:
@@ -141,6 +144,8 @@ class LogView:
             line = Line(stream, text, group, {worker: node}, number=self._number, until=until)
             self._waiting.append(line)
             self._last[source] = self._number
+            if len(self._last) > self._most_sources:
+                self._forget()
             if joins:
                 self._newest[stream, group, text] = line
 
@@ -162,6 +167,13 @@ class LogView:
         self._waiting.clear()
         self._newest.clear()
         return lines + self._notes(now)
+
+    def _forget(self) -> None:
+        """Forget workers of which nothing waits, and budgets that are not dry: a job may have any number of workers."""
+        oldest = self._waiting[0].number
+        self._last = {source: number for source, number in self._last.items() if number >= oldest}
+        self._budgets = {source: budget for source, budget in self._budgets.items() if budget.is_dry}
+        self._most_sources = max(MOST_SOURCES, 2 * len(self._last))
 
     def _may_show(self, source: Source, now: float) -> bool:
         if not self._rate:

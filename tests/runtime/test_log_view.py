@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.runtime import log_view
 from rlinf_actors.runtime.log_printer import LogPrinter
 from rlinf_actors.runtime.log_view import BURST_S, HOLD_S, NOTE_S, WORKERS_AT_BURST, LogView
 from rlinf_actors.runtime.worker_output import WorkerOutput
@@ -155,6 +156,17 @@ def test_what_was_held_back_is_told_at_the_end():
         "[rlinf-actors] actor:0: 1 lines held back in the last 1 s; all of them: logs actor:0"
     ]
     assert shown.rest(1) == []
+
+
+def test_quiet_workers_are_forgotten(monkeypatch):
+    monkeypatch.setattr(log_view, "MOST_SOURCES", 10)
+    shown, got = view(1), []
+    for rank in range(1000):
+        shown.add("n1", out(rank, f"line {rank}"), float(rank))
+        got += shown.due(float(rank))
+    got += shown.rest(1000.0)
+    assert len(got) == 1000
+    assert len(shown._last) + len(shown._budgets) <= 30
 
 
 def test_no_limit_shows_all():
