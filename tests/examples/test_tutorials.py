@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -131,6 +132,47 @@ def test_robot_cell_stops_when_its_driver_is_killed(tmp_path, arm, rlinf_leak_ch
         pace.again_like(lambda: any(text.startswith("move") for text in commands(record)), True)
         driver.send_signal(signal.SIGKILL)
     assert pace.again_like(lambda: commands(record)[-2:], ["stop", "closed"]) == ["stop", "closed"]
+
+
+def test_robot_cell_sends_frames_and_stops_when_its_button_is_pressed(tmp_path, arm, rlinf_leak_check):
+    address, record = arm
+    program("robot-cell.md", "cell.py", tmp_path)
+    path = program("robot-cell.md", "camera.py", tmp_path)
+    frames, pressed = screens("robot-cell.md")
+    own = re.compile(r"column \d+|\d+ in the last")
+    assert own.sub("N", run(path, address, "20")) == own.sub("N", frames)
+    ours, theirs = pty.openpty()  # the terminal of the button
+    command = [str(Path(sys.executable).with_name("rlinf-actors")), "estop", "--arm"]
+    filming = [sys.executable, str(path), address, "100000"]
+    with subprocess.Popen(filming, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "filming\n"
+            with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as button:
+                os.close(theirs)
+                shown = until(ours, "ARMED")
+                os.write(ours, b"\n")
+                shown += until(ours, "lifts it")
+            assert button.returncode == 0
+            _, error = driver.communicate(timeout=pace.PATIENCE_S)
+        finally:
+            os.close(ours)
+            driver.kill()
+    assert driver.returncode == 1
+    assert "emergency stop by " in error
+    assert commands(record)[-2:] == ["stop", "closed"]
+    for line in pressed.splitlines():  # each begins with words, before what differs
+        words = re.match(r"[A-Z]+ |  \w+|every known head", line)
+        assert words is not None
+        assert words[0] in shown
+
+
+def until(terminal: int, text: str) -> str:
+    """Return what is written to a terminal, up to *text*. OSError if its writers end before."""
+    shown = ""
+    while text not in shown:
+        shown += os.read(terminal, 65536).decode()
+    return shown
 
 
 def test_programs_of_the_testing_page_pass(tmp_path):
