@@ -221,8 +221,9 @@ PAGES = {
 
 
 def blocks() -> dict[str, str]:
-    """The ```python blocks of README.md and docs/, as modules by name."""
-    found = {}
+    """The ```python blocks of README.md and docs/, as modules by name. A block that says its file may be imported."""
+    found: dict[str, str] = {}
+    taken = {path.name for path in [*EXAMPLES, *USER_CODE]}
     for page in [ROOT / "README.md", *sorted(ROOT.joinpath("docs").rglob("*.md"))]:
         for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S), 1):
             body, lines = textwrap.dedent(block), textwrap.dedent(PAGES.get(page.name, "")).strip()
@@ -231,7 +232,10 @@ def blocks() -> dict[str, str]:
             except SyntaxError:  # await outside of a coroutine
                 body = "async def block() -> None:\n" + textwrap.indent(body, "    ")
             program = re.search(r"^from rlinf_actors.* import", block, re.M)
-            found[f"{page.stem.replace('-', '_')}_{number}.py"] = body if program else f"{lines}\n\n{body}"
+            said = re.match(r"# (\w+\.py)\n", block)
+            name = said[1] if said and said[1] not in taken else f"{page.stem.replace('-', '_')}_{number}.py"
+            assert name not in found, f"two blocks are called {name}"
+            found[name] = body if program else f"{lines}\n\n{body}"
     return found
 
 
