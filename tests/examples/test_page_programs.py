@@ -11,7 +11,8 @@ from pathlib import Path
 import pace
 import pytest
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+README = Path(__file__).resolve().parents[2] / "README.md"
+PAGES = README.parent / "docs" / "how-to"
 PROGRAM = re.compile(
     r"^```python\n(?P<text># (?P<name>\S+\.py)\n.*?)^```$(?:\n(?!^```python).*?)??\n```text\n(?P<shown>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -45,6 +46,12 @@ def test_program_prints_what_its_page_shows(name, tmp_path):
     text, shown = PROGRAMS[name]
     done = run(tmp_path / Path(name).name, text)
     assert (done.returncode, done.stdout) == (0, shown), done.stderr
+
+
+def test_first_programs_of_the_readme(tmp_path):
+    asynchronous, plain, *_ = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    done = run(tmp_path / "readme.py", asynchronous + plain)
+    assert (done.returncode, done.stdout) == (0, "['hi, you, from rank 0', 'hi, you, from rank 1']\n" * 2), done.stderr
 
 
 @pytest.mark.parametrize("name", TESTS)

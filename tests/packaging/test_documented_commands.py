@@ -56,6 +56,24 @@ LANGUAGES = {
     "sh": "a program of the reader",
 }
 """What becomes of a block with a language. One without a language has commands."""
+RUN = {
+    "call-workers": "tests/examples/test_page_snippets.py",
+    "resize-groups": "tests/examples/test_page_snippets.py",
+    "share-groups": "tests/examples/test_page_snippets.py",
+    "README": "tests/examples/test_page_programs.py; the blocks after the first two need ten nodes, or a robot",
+    "add-hardware": "an accelerator that does not exist; the arm is that of examples/own_hardware",
+    "robot-safety": "robots: examples/robot_arm.py",
+    "send-messages": "classes alone: tests/messaging and tests/routing",
+    "set-up-robots": "robots: examples/robot_arm.py",
+    "share-hardware": "accelerators: tests/worker/test_device_lock.py",
+    "stop-robots": "robots: examples/robot_arm.py --native",
+    "survive-failures": "limits need cgroups, and a loop over events never ends: tests/live",
+    "trace-a-job": "tests/tracing",
+    "use-asyncio": "lines for drivers and lines for workers: tests/live/test_event_loops.py",
+    "use-channels": "loops that end when another process closes the channel: tests/channel",
+    "use-gymnasium-lerobot-ros": "packages that CI does not install: the examples that the page names",
+}
+"""Pages with Python blocks that are no programs: what runs the blocks, or why only tests/typing checks them."""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
 
 
@@ -174,6 +192,18 @@ def test_a_wrong_command_is_found(line):
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_block_has_a_test(path):
     assert {language for language, _ in blocks(path)} - {""} <= LANGUAGES.keys()
+
+
+def test_every_python_block_runs_or_the_list_says_why_not():
+    program = re.compile(r"^# \w+\.py\n")  # tests/examples and tests/cli run those
+    pages = {path for path in PAGES if path.is_relative_to(ROOT / "docs") or path == ROOT / "README.md"}
+    fragments = {
+        path.stem
+        for path in pages
+        for language, text in blocks(path)
+        if language == "python" and not program.match(text)
+    }
+    assert fragments == RUN.keys(), "say in RUN what runs the blocks of that page; tests/typing has a list too"
 
 
 CONFIGURATIONS = [

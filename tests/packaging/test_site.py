@@ -34,6 +34,7 @@ BLOCKS = {"h1", "h2", "h3", "h4", "ul", "ol", "li", "pre", "table", "tr", "td", 
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),  # of the first test, which builds the site
     pytest.mark.skipif(
         sys.version_info < (3, 11) or (importlib.util.find_spec("mkdocs") is None and not os.environ.get("CI")),
         reason="needs the extra docs (on Python 3.11 or later): pip install -e '.[docs]' -c constraints.txt",
