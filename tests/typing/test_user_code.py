@@ -56,6 +56,12 @@ PAGES = {
             model: Any
         self = Mine()
         """,
+    "attach-a-debugger.md": """
+        from typing import Any
+        from rlinf_actors import Worker as Base
+        class Worker(Base):
+            model: Any
+        """,
     "call-workers.md": """
         import threading
         from collections.abc import AsyncIterator, Iterator
