@@ -33,6 +33,7 @@ PTRACE = "RLINF_ACTORS_PTRACE"
 PYTHONBREAKPOINT = "PYTHONBREAKPOINT"
 """Python's own: the function that `breakpoint()` calls, 0 for none."""
 WAIT_LINES = "RLINF_ACTORS_WAIT_LINES"
+PROGRESS = "RLINF_ACTORS_PROGRESS"
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 HEADS_DIR = "RLINF_ACTORS_HEADS"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
@@ -169,6 +170,7 @@ class Settings(msgspec.Struct, frozen=True):
         log_join: False to print equal lines of several ranks each (``RLINF_ACTORS_LOG_JOIN=0``).
         log_rate: lines a second of a worker that the driver prints in the long run, 0 for all
             (``RLINF_ACTORS_LOG_RATE``).
+        progress: False if stderr gets no lines about waits for nodes and workers (``RLINF_ACTORS_PROGRESS=0``).
         wait_lines_s: seconds after which a driver logs what a wait is for, 0 for never (``RLINF_ACTORS_WAIT_LINES``).
         code_working_dir: directory whose code the driver sends to its workers, "auto", or "0" for none; None if the
             configuration decides.
@@ -212,6 +214,7 @@ class Settings(msgspec.Struct, frozen=True):
     raw_output: bool = False
     log_join: bool = True
     log_rate: float = 100.0
+    progress: bool = True
     wait_lines_s: float = 60.0
     code_working_dir: str | None = None
     code_dir: str | None = None
@@ -267,6 +270,7 @@ class Settings(msgspec.Struct, frozen=True):
             head_key=env.get(HEAD_KEY) or None,
             key_dir=env.get(KEY_DIR) or None,
             kept_logs=_kept_logs(env),
+            progress=typed(PROGRESS, _YesOrNo) != "0",
             wait_lines_s=typed(WAIT_LINES, _Seconds, 60.0),
             raw_output=typed(RAW_OUTPUT, _YesOrNo) == "1",
             log_join=typed(LOG_JOIN, _YesOrNo, "1") == "1",

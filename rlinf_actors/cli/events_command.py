@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from rlinf_actors.cli.output import echo, json_line, note, plain
-from rlinf_actors.cli.queries import expected, find_head, head_option, observing
+from rlinf_actors.cli.queries import Looking, expected, find_head, head_option, observing, shown
 from rlinf_actors.cluster.event_stream import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.net.discovery import client_settings
@@ -114,6 +114,7 @@ def read_events(
     follow: bool,
     each: Callable[[Events, list[ClusterEvent]], bool],
     limit_s: float | None = None,
+    look: Looking | None = None,
 ) -> None:
     """Read the event log of a head. Call *each* for every answer of the head, until *each* returns False. Blocks.
 
@@ -123,12 +124,13 @@ def read_events(
         follow: True to wait for new events. If the head stops answering after its first answer, wait for the head too.
         each: takes an answer of the head, and the events in it that pass the filters.
         limit_s: seconds after which asyncio.TimeoutError is raised, None for no limit.
+        look: says how far the wait is, for progress on stderr; None for no progress.
     """
     settings = client_settings()
     endpoint = find_head(head, settings)
 
     async def read() -> None:
-        async with observing(endpoint, settings) as client:
+        async with observing(endpoint, settings) as client, shown(client, look):
             reached = False
             while True:
                 asked = cursor.request(follow)

@@ -14,6 +14,7 @@ from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.cli.views import node_dict
 from rlinf_actors.cluster.event_stream import EventCursor
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError, UsageError
+from rlinf_actors.runtime.progress import Facts, named
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import Drained, DrainNode, Events, Status
 from rlinf_actors.wire.values import ClusterEvent, NodeState
@@ -146,8 +147,14 @@ def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
         last.extend(event.kind for event in found if event.node_id == node.report.node_id)
         return answer.more or last[-1] not in _ENDS
 
+    def look(status: Status) -> Facts:
+        uses = groups_on(node, status)
+        ranks = [f"{use['group']}:{rank} of {use['namespace']}" for use in uses for rank in use["ranks"]]
+        owners = sorted({f"{use['group']} belongs to {use['owner']}" for use in uses})
+        return Facts(f"draining {name}: {named('', ranks) or 'nothing'} still there", named("", owners))
+
     try:
-        read_events(endpoint, EventCursor(kinds=(*_ENDS, "node_draining")), True, each, wait_s)
+        read_events(endpoint, EventCursor(kinds=(*_ENDS, "node_draining")), True, each, wait_s, look)
     except ClusterTimeoutError:
         raise
     except asyncio.TimeoutError:

@@ -15,6 +15,7 @@ from rlinf_actors.errors import ProtocolError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.socket_security import Security
+from rlinf_actors.runtime.progress import Facts, showing
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import HEAD, Settings
 from rlinf_actors.wire.client_messages import GetStatus, Status
@@ -22,6 +23,9 @@ from rlinf_actors.wire.control_codec import Body
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+Looking = Callable[[Status], Facts]
+"""Says by a cluster's state how far a wait for the head is."""
 
 OBSERVERS = ("head", "driver", "agent", "viewer")
 """Roles whose key a command may use to connect, in the order in which they are tried."""
@@ -62,19 +66,28 @@ def status_of(head: str | None) -> tuple[str, Status]:
     return endpoint, fetch_status(endpoint, settings)
 
 
-def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float | None = None) -> tuple[str, T]:
+def ask_head(
+    head: str | None, question: Body, kind: type[T], timeout_s: float | None = None, look: Looking | None = None
+) -> tuple[str, T]:
     """Send *question* to a head, and return the head's endpoint and its answer. *head* is the value of --head. Blocks,
-    for at most *timeout_s* (by default TIMEOUT_S).
+    for at most *timeout_s* (by default TIMEOUT_S). *look* says how far the head is, for progress on stderr.
 
     Raise ProtocolError if the answer is not of the type *kind*.
     """
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
-    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind, timeout_s))
+    return endpoint, asyncio.run(_ask(endpoint, settings, question, kind, timeout_s, look))
 
 
-async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T], timeout_s: float | None = None) -> T:
-    async with observing(endpoint, settings) as client:
+async def _ask(
+    endpoint: str,
+    settings: Settings,
+    question: Body,
+    kind: type[T],
+    timeout_s: float | None = None,
+    look: Looking | None = None,
+) -> T:
+    async with observing(endpoint, settings) as client, shown(client, look):
         return expected(await client.request(question, timeout_s or TIMEOUT_S), kind)
 
 
@@ -95,6 +108,16 @@ async def observing(endpoint: str, settings: Settings, key: KeyFile | None = Non
             client.close()
     finally:
         network.close()
+
+
+def shown(client: ControlClient, look: Looking | None) -> contextlib.AbstractAsyncContextManager[None]:
+    """Show on stderr how far the head is, for a ``with`` block, if *look* says it."""
+
+    async def ask(missing: bool) -> Facts:
+        assert look is not None
+        return look(expected(await client.request(GetStatus(), TIMEOUT_S), Status))
+
+    return showing(ask, "") if look is not None else contextlib.nullcontext()
 
 
 def expected(answer: Body, kind: type[T]) -> T:

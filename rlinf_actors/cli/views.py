@@ -31,6 +31,7 @@ from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging.routes import COLUMNS, lines
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.host import host_key
+from rlinf_actors.runtime.progress import Facts, named
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Done, EndGroup, Status
@@ -293,7 +294,15 @@ def stop(
 
 def end_group(endpoint: str, group: GroupState, grace_s: float, reason: str) -> None:
     """Have the head end a group, and say when it has ended."""
-    ask_head(endpoint, EndGroup(group.namespace, group.name, grace_s, who(), reason), Done, grace_s + ANSWER_S)
+
+    def look(status: Status) -> Facts:
+        now = [one for one in status.groups if (one.namespace, one.name) == (group.namespace, group.name)]
+        alive = [worker.rank for one in now for worker in one.workers if worker.state != "gone"]
+        count = len(group.workers)
+        how_far = f"{count - len(alive)} of {count} workers of {group.name} have ended"
+        return Facts(how_far, named("still running: ", [f"{group.name}:{rank}" for rank in alive]))
+
+    ask_head(endpoint, EndGroup(group.namespace, group.name, grace_s, who(), reason), Done, grace_s + ANSWER_S, look)
     note(f"group {group.name} of namespace {group.namespace} has ended")
 
 

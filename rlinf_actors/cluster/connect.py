@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -33,7 +32,7 @@ from rlinf_actors.cluster.cluster_nodes import (
     with_pieces,
 )
 from rlinf_actors.codesync.source import CodeSource, find_source
-from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.model.names import wrong_name
@@ -46,9 +45,9 @@ from rlinf_actors.placement.node_groups import build_node_groups
 from rlinf_actors.placement.node_order import missing_ranks
 from rlinf_actors.runtime import driver_end
 from rlinf_actors.runtime.future import Promise
+from rlinf_actors.runtime.progress import Facts, nodes_facts, showing
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import NAMESPACE, Settings
-from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Enumerated
 from rlinf_actors.wire.values import NodeState
 
@@ -353,30 +352,6 @@ def _differs(name: str, old: object, new: object) -> ConfigError:
     )
 
 
-FIRST_S = 2.0  # before the first line that shows which nodes are there
-EVERY_S = 1.0
-
-
-async def _show_ready_nodes(runtime: Runtime, wanted: int) -> None:
-    """Show on one line of the terminal how many of the *wanted* nodes are ready, until this task is cancelled."""
-    start, shown = time.monotonic(), False
-    try:
-        await asyncio.sleep(FIRST_S)
-        while True:
-            status = await runtime.status("")  # the nodes only: no job has this name
-            here = [node.report.hostname for node in status.nodes if node.state == "ready"]
-            waited = time.monotonic() - start
-            line = f"waiting for nodes: {len(here)} of {wanted} ({', '.join(here) or 'none'}), {waited:.0f} s"
-            sys.stderr.write(f"\r\x1b[2K{printable(line)}")
-            sys.stderr.flush()
-            shown = True
-            await asyncio.sleep(EVERY_S)
-    finally:
-        if shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-
-
 TIMEOUT_S = 30.0
 
 
@@ -455,15 +430,15 @@ async def learn_nodes(
     """
     for sentence in config.scheduling.done_anyway() if config is not None and job is None else ():
         log.info("%s", sentence)
-    shown = Tasks()
-    if sys.stderr is not None and sys.stderr.isatty():
-        shown.start(_show_ready_nodes(runtime, wanted or 1), "showing which nodes are ready", expected=RlinfActorsError)
-    try:
+
+    async def look(_missing: bool) -> Facts:
+        status = await runtime.status("")  # the nodes only: no job has this name
+        return nodes_facts(status.nodes, wanted or 1)
+
+    async with showing(look) if job is None else contextlib.nullcontext():
         nodes = await runtime.nodes(wanted or 1, timeout)
         if not wanted:
             nodes = await runtime.nodes(0, timeout)  # all that have registered
-    finally:
-        await shown.close()
     for warning in nodes.warnings:
         log.warning("%s", warning)
     if job is None and config is not None and config.net_emulation is not None:

@@ -299,6 +299,7 @@ class GroupRegistry:
             if head is not None and claims:
                 head.own_robots()
             self._launching.append(group)
+            self._runtime.progress.add(group)
             await send_launch(self._runtime, message, self._head_grace_s() + message.wait_s, adopt)
         except BaseException as error:
             unanswered = isinstance(error, (asyncio.CancelledError, ClusterTimeoutError))
@@ -385,6 +386,7 @@ class GroupRegistry:
         The workers get SIGTERM, and *grace_s* seconds later SIGKILL. If this raises, it may be called again.
         """
         group.closing = True
+        self._runtime.progress.add(group)
         try:
             stop = StopGroup(group.namespace, group.name, grace_s, group.launched)
             await self._runtime.ask(stop, Done, grace_s + max(STOP_TIMEOUT_S, self._head_grace_s()))

@@ -20,6 +20,7 @@ from typing import TextIO
 
 from rlinf_actors import exhaustion, shown
 from rlinf_actors.runtime.log_view import Line, LogView
+from rlinf_actors.runtime.progress import last_line
 from rlinf_actors.wire.agent_messages import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.control_codec import Body
 
@@ -194,6 +195,7 @@ class LogPrinter:
             else:
                 printed.append(f"{prefix}{self._safe(line.text)}\n")
         if printed:
+            last_line.clear()
             self._tried(self._clear)
             _put(out, "".join(printed))
 

@@ -33,6 +33,7 @@ from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime import driver_log, switch_interval
 from rlinf_actors.runtime.driver_end import DriverEnd
+from rlinf_actors.runtime.group_progress import GroupProgress
 from rlinf_actors.runtime.group_registry import GroupRegistry
 from rlinf_actors.runtime.head_session import HeadSession, WatchedClients
 from rlinf_actors.runtime.log_printer import END_S
@@ -188,6 +189,7 @@ class Runtime:
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupRegistry(self)
         self._waits = WaitWatch(self.io.loop, settings.wait_lines_s, self.peer, self.groups.all, namespace)
+        self.progress = GroupProgress(self, settings.progress and role == "driver")
         self._paths = NodeReachability(self.network, self.host, self.groups.all)
         self.head: HeadSession | None = None
         self._gone: RlinfActorsError | None = None
@@ -423,6 +425,7 @@ class Runtime:
 
     async def _close(self) -> None:
         self._waits.close()
+        self.progress.close()
         self._paths.close()
         text = "this process closed its connection to the cluster"
         self.groups.close_all(lambda group: GroupClosedError(f"group {group.name!r}: {text}"))

@@ -9,8 +9,10 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
 
 
 class Terminal:
@@ -54,13 +56,12 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    """Run `rlinf-actors ARGUMENTS` in a terminal of 200 columns, in a session of its own that the terminal controls."""
+def terminal(*arguments: str, command: Sequence[str] = COMMAND) -> Iterator[Terminal]:
+    """Run `rlinf-actors ARGUMENTS`, or another *command*, in a terminal of 200 columns, which controls its session."""
     ours, theirs = os.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "rlinf_actors.cli.main", *arguments]
     with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
+        [*command, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # else no key makes a signal
     ) as run:  # fmt: skip
         os.close(theirs)

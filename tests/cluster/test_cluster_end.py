@@ -12,6 +12,7 @@ import pytest
 from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.net.loop import IoThread
+from rlinf_actors.runtime.group_progress import GroupProgress
 from rlinf_actors.runtime.group_registry import GroupRegistry
 
 pytestmark = pytest.mark.virtual_time
@@ -60,7 +61,7 @@ def group(name):
 
 
 def handles(ask):
-    return GroupRegistry(types.SimpleNamespace(ask=ask, head=SilentHead()))
+    return GroupRegistry(types.SimpleNamespace(ask=ask, head=SilentHead(), progress=GroupProgress(None, enabled=False)))
 
 
 async def test_a_driver_that_leaves_its_groups_says_so_in_one_line(caplog):

@@ -1,0 +1,79 @@
+"""What a terminal shows of waits: for nodes, for workers that start, and for a drain. Nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from terminal import terminal
+
+from rlinf_actors import Worker
+
+pytestmark = pytest.mark.live
+
+DRIVER = """
+import sys
+from rlinf_actors import Cluster, Worker
+
+class Patient(Worker):
+    def __init__(self, gate):
+        super().__init__()
+        open(gate).close()  # blocks until the test opens it too
+
+    def greet(self):
+        return "hello"
+
+cluster = Cluster(num_nodes=int(sys.argv[2]), timeout=60)
+group = Patient.create_group(sys.argv[1]).launch(cluster, name="patient")
+print(group.greet().wait())
+cluster.shutdown()
+"""
+
+
+class Idle(Worker):
+    def idle(self) -> None:
+        pass
+
+
+@pytest.fixture
+def local(local_cluster, monkeypatch):
+    made = local_cluster(num_nodes=1)
+    for name, value in made.driver_env.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+def test_a_driver_shows_which_nodes_and_workers_it_waits_for(local, tmp_path):
+    script, gate = tmp_path / "driver.py", tmp_path / "gate"
+    script.write_text(DRIVER)
+    os.mkfifo(gate)
+    with terminal(str(gate), "1", command=[sys.executable, str(script)]) as driver:
+        for _ in range(2):
+            driver.until("\x1b[2K0 of 1 workers of patient are up, ")
+        gate.open("w").close()
+        assert driver.end() == 0, driver.shown
+    assert "\r\x1b[2K['hello']\n" in driver.shown
+    with terminal(str(gate), "2", command=[sys.executable, str(script)]) as driver:
+        driver.until("waiting for nodes: 1 of 2 (node0), ")
+
+
+def test_a_drain_shows_what_still_runs(local):
+    cluster = local.cluster(namespace="cell")
+    group = Idle.create_group().launch(cluster, name="idlers")
+    group.idle().wait()
+    with terminal("node", "drain", "node0", "--wait", "60") as drain:
+        drain.until("draining node0: idlers:0 of cell still there, ")
+        group.shutdown()
+        assert drain.end() == 0, drain.shown
+    assert drain.shown.endswith("\r\x1b[2Knode node0 is drained: ready for maintenance\n")
+
+
+@pytest.mark.slow
+def test_a_setting_switches_the_lines_off(local, monkeypatch):
+    monkeypatch.setenv("RLINF_ACTORS_PROGRESS", "0")
+    cluster = local.cluster(namespace="cell")
+    Idle.create_group().launch(cluster, name="idlers").idle().wait()
+    with terminal("node", "drain", "node0", "--wait", "2.5") as drain:
+        assert drain.end() == 69
+    assert "\x1b[2K" not in drain.shown

@@ -1,0 +1,152 @@
+"""Lines about waits: when they are due, what they say, and that nothing of them stays in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from rlinf_actors.errors import ClusterTimeoutError
+from rlinf_actors.runtime import progress
+from rlinf_actors.runtime.progress import Facts, Lines, doing, nodes_facts, showing
+from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
+from rlinf_actors.wire.values import NodeReport, NodeState
+
+SITE = "/usr/lib/python3/site-packages"
+
+
+def due(on_terminal: bool, until_s: float) -> list[float]:
+    lines, found = Lines(on_terminal), []
+    while lines.next_s <= until_s:
+        found.append(lines.next_s)
+        lines.line(Facts("2 of 3"), lines.next_s)
+    return found
+
+
+def test_a_terminal_shows_a_wait_each_second_and_others_print_rare_lines():
+    assert due(True, 5.0) == [2.0, 3.0, 4.0, 5.0]
+    assert due(False, 29.0) == []
+    assert due(False, 300.0) == [30.0, 60.0, 120.0, 240.0]
+
+
+def test_what_is_missing_is_said_after_30_s():
+    facts = Facts("2 of 3 nodes", "missing rank 2")
+    assert Lines(True).line(facts, 29.0) == "2 of 3 nodes, 29 s"
+    assert Lines(True).line(facts, 31.0) == "2 of 3 nodes, 31 s; missing rank 2"
+
+
+def node(rank: int, state: str = "ready", seen_s: float = 0.0) -> NodeState:
+    report = NodeReport(f"id-{rank}", f"n{rank}", "10.0.0.1", "", 8, 1 << 34, "3.11", "/p")
+    return NodeState(report, "i", rank, state, seen_s)
+
+
+def test_missing_nodes_are_named_with_when_they_were_seen():
+    assert nodes_facts([node(0), node(1), node(2, "lost", 14.0)], 3) == Facts(
+        "waiting for nodes: 2 of 3 (n0, n1)", "missing rank 2 (n2) is lost, last seen 14 s ago"
+    )
+    assert nodes_facts([node(0)], 2) == Facts("waiting for nodes: 1 of 2 (n0)", "missing rank 1, never seen")
+    assert nodes_facts([], 9).missing == (
+        "missing rank 0, never seen, rank 1, never seen, rank 2, never seen, rank 3, never seen and 5 more"
+    )
+
+
+def stacks(*frames: tuple[str, str], **more) -> WorkerStacks:
+    return WorkerStacks("w", stacks=[Stack("main", [StackFrame(file, 7, name) for file, name in frames])], **more)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (stacks(("/w/main.py", "run"), ("/home/train.py", "<module>"), (f"{SITE}/torch/__init__.py", "<module>"),
+                (f"{SITE}/numpy/__init__.py", "<module>")), "imports torch"),
+        (stacks(("/home/train.py", "<module>"), ("/home/slow.py", "<module>"), ("/home/slow.py", "f")), "imports slow"),
+        (stacks((f"{SITE}/six.py", "<module>")), "imports six"),
+        (stacks(("<string>", "<module>"), (f"{SITE}/rlinf_actors/worker/main.py", "_construct")), "starts"),
+        (stacks(("/home/train.py", "__init__")), "is in __init__(), train.py:7"),
+        (stacks(("/home/train.py", "__init__"), waits=[Wait("get() of a", 1.0)]), "waits in get() of a"),
+        (WorkerStacks("w", fault="it is silent"), "does not answer: it is silent"),
+        (WorkerStacks("w"), "starts"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_starts_is_described_by_its_main_thread(found, text):
+    assert doing(found) == text
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """stderr as a terminal or a pipe: returns what was written so far."""
+    monkeypatch.setattr(progress, "FIRST_S", 0.0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    opened = []
+
+    def open_(terminal: bool):
+        reader, writer = os.openpty() if terminal else os.pipe()
+        stream = os.fdopen(writer, "w")
+        opened.extend([stream, os.fdopen(reader, "rb")])
+        monkeypatch.setattr(sys, "stderr", stream)
+        return lambda: os.read(reader, 65536).decode()
+
+    yield open_
+    monkeypatch.undo()
+    for stream in opened:
+        stream.close()
+
+
+async def test_a_terminal_is_clean_after_the_wait_and_faults_of_a_look_are_shown(shown):
+    read = shown(True)
+    looks = asyncio.Queue()
+
+    async def look(missing: bool) -> Facts | None:
+        return await looks.get()
+
+    async with showing(look):
+        looks.put_nowait(Facts("1 of 2\x1b[2J"))
+        text = ""
+        while "s" not in text:
+            text += await asyncio.to_thread(read)
+        assert text == "\r\x1b[2K1 of 2\\x1b[2J, 0 s"
+    assert read() == "\r\x1b[2K"
+
+
+async def test_a_failed_look_is_said_and_asked_again(shown, monkeypatch):
+    monkeypatch.setattr(progress, "MISSING_S", 0.0)
+    read = shown(True)
+    outcomes = iter([Facts("1 of 2"), ClusterTimeoutError("the head is silent")])
+
+    async def look(missing: bool) -> Facts | None:
+        found = next(outcomes, None)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async with showing(look):
+        text = ""
+        while "silent" not in text or not text.endswith("\r\x1b[2K"):
+            text += await asyncio.to_thread(read)
+        assert "1 of 2" in text
+
+
+async def test_a_pipe_gets_whole_lines_without_escape_sequences(shown, monkeypatch):
+    monkeypatch.setattr(progress, "MISSING_S", 0.0)
+    read = shown(False)
+    seen = asyncio.Event()
+
+    async def look(missing: bool) -> Facts | None:
+        if seen.is_set():
+            await asyncio.get_running_loop().create_future()
+        seen.set()
+        return Facts("1 of 2", "missing rank 1")
+
+    async with showing(look):
+        text = await asyncio.to_thread(read)
+    assert text == "[rlinf-actors] 1 of 2, 0 s; missing rank 1\n"
+
+
+async def test_a_setting_switches_it_off(shown, monkeypatch):
+    monkeypatch.setenv("RLINF_ACTORS_PROGRESS", "0")
+    shown(True)
+    async with showing(lambda missing: pytest.fail("nothing is looked at")):
+        await asyncio.sleep(0)
