@@ -72,6 +72,10 @@ class LockTable:
             [other for other in before if self._waiting[other].devices & wanted],
         )
 
+    def waits(self, worker: str) -> DeviceRequest | None:
+        """Return the request of *worker* if it waits, else None."""
+        return self._waiting.get(worker)
+
     def _drop(self, worker: str) -> None:
         self._held.pop(worker, None)
         self._waiting.pop(worker, None)
@@ -113,10 +117,16 @@ PATIENCE_S = 30.0
 """Seconds after which a waiting worker gets a notice (DevicesBusy) that names the workers it waits for."""
 
 
+NAME_CHARS = 256  # of a name in a packet (wire.bounds.Name)
+NAMED = 16
+"""Most workers that a notice names as holders."""
+
+
 class _Asker(msgspec.Struct):
-    name: str
+    spec: WorkerSpec
     send: Callable[[template_protocol.ToTemplate], None]
-    since: float = 0.0  # time of the loop at which the worker got its accelerators
+    asked: float  # time of the loop at which the worker asked, and at which it got its accelerators
+    since: float = 0.0
     notice: asyncio.TimerHandle | None = None
 
 
@@ -154,10 +164,10 @@ class DeviceLocks:
         if isinstance(packet, template_protocol.UnlockDevices):
             self._send_grants(self._table.release(spec.id, packet.request))
             return
-        waiter = self._waiters[spec.id] = _Asker(f"{spec.group}:{spec.rank} (namespace {spec.namespace!r})", send)
+        waiter = self._waiters[spec.id] = _Asker(spec, send, self._loop.time())
         granted = self._table.ask(DeviceRequest(spec.id, packet.request, devices_of(spec, self._resources)))
         if all(one.worker != spec.id for one in granted):
-            waiter.notice = self._loop.call_later(self._patience_s, self._send_busy, spec.id, packet.request)
+            waiter.notice = self._loop.call_later(self._patience_s, self._send_busy, spec.id)
         self._send_grants(granted)
 
     def worker_ended(self, worker: str) -> None:
@@ -171,20 +181,31 @@ class DeviceLocks:
             self._waiters[one.worker].since = self._loop.time()
             self._waiters[one.worker].send(template_protocol.DevicesLocked(one.worker, one.number))
 
-    def _send_busy(self, worker: str, request: int) -> None:
+    def say_holders(self, worker: str) -> None:
+        """If a worker waits, tell it for whom: its stacks, which are asked for next, then name them."""
+        if self._table.waits(worker) is not None:
+            self._send_busy(worker, quiet=True)
+
+    def _send_busy(self, worker: str, quiet: bool = False) -> None:
+        request, waiter = self._table.waits(worker), self._waiters[worker]
+        assert request is not None
         holders, before = self._table.ahead_of(worker)
         held = [f"{self._named(id)} for {duration(self._loop.time() - self._waiters[id].since)}" for id in holders]
         text = f"held by {', '.join(held) or 'nobody'}"
         if before:
             text += f"; {', '.join(map(self._named, before))} came before"
-        self._waiters[worker].send(
-            template_protocol.DevicesBusy(worker, request, self._patience_s, text[: template_protocol.TEXT_CHARS])
-        )
+        waited_s = self._loop.time() - waiter.asked if quiet else self._patience_s
+        own = [self._waiters[id].spec for id in holders]
+        names = [f"{one.group}:{one.rank}" for one in own if one.namespace == waiter.spec.namespace]
+        names = [name for name in names if len(name) <= NAME_CHARS][:NAMED]
+        text = text[: template_protocol.TEXT_CHARS]
+        waiter.send(template_protocol.DevicesBusy(worker, request.number, waited_s, text, names, quiet))
 
     def _named(self, id: str) -> str:
         """Return the name of a worker, with the process that owns it, as far as the head has said that."""
-        owner = self._owners.get(id, "")
-        return f"{self._waiters[id].name}, owned by {owner}," if owner else self._waiters[id].name
+        spec, owner = self._waiters[id].spec, self._owners.get(id, "")
+        name = f"{spec.group}:{spec.rank} (namespace {spec.namespace!r})"
+        return f"{name}, owned by {owner}," if owner else name
 
     def _cancel_notice(self, worker: str) -> None:
         waiter = self._waiters.get(worker)

@@ -7,7 +7,6 @@ a worker that does not, and says why.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,14 +52,20 @@ class WorkerQuestions:
     Args:
         workers: the running workers, by id.
         why_silent: returns why a worker, given by its id, does not answer, for people.
+        say_holders: tells a worker, given by its id, who holds its accelerators, if it waits for them.
 
     Attributes:
         traces: the questions that switch traces.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, workers: Mapping[str, WorkerProcess], why_silent: Callable[[str], str]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        workers: Mapping[str, WorkerProcess],
+        why_silent: Callable[[str], str],
+        say_holders: Callable[[str], object] = lambda id: None,
     ) -> None:
+        self._say_holders = say_holders
         self._stacks = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerStacks(id, fault=why))
         self._figures = QuestionsOfKind(loop, workers, why_silent, lambda id, why: WorkerFigures(id, fault=why))
         self._debuggers = QuestionsOfKind(loop, workers, why_silent, lambda id, why: DebugAnswer(id, fault=why))
@@ -71,7 +76,11 @@ class WorkerQuestions:
         """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
         asked = order.question
         limit_s = ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S
-        ask = functools.partial(ShowStacks, level=asked.level)
+
+        def ask(id: str, number: int) -> ShowStacks:
+            self._say_holders(id)  # which the worker reads before the question
+            return ShowStacks(id, number, asked.level)
+
         self._stacks.ask(asked.namespace, asked.ids, ask, lambda found: send(StacksSent(order.id, found)), limit_s)
 
     def ask_figures(self, ids: Sequence[str], send: Callable[[list[WorkerFigures]], object]) -> None:

@@ -96,7 +96,7 @@ class Workers:
         self._devices = DeviceLocks(loop, site.resources, self._ledger.owners)
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
-        self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent)
+        self.questions = WorkerQuestions(loop, self._workers, self._health.why_silent, self._devices.say_holders)
         self.log_reader = LogReader(loop, site, self._workers)
         self.log_retention = LogRetention(loop, site, self._workers, self._logs)
         self.figures = FigureCollector(loop, self._workers, self.questions, site)

@@ -1,7 +1,8 @@
-"""The texts of `rlinf-actors stack`: equal stacks once, and cycles of waits. Pure."""
+"""The texts of `rlinf-actors stack`: equal stacks once, cycles of waits, and who is missing in a collective. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import msgspec
 from rlinf_actors.model.readable import duration, ranges
 from rlinf_actors.runtime import wait_graph
 from rlinf_actors.runtime.wait_graph import Step
-from rlinf_actors.wire.stack_values import IO_THREAD, NATIVE, PY_SPY, SIGNAL, Stack, Wait, WorkerStacks
+from rlinf_actors.wire.stack_values import IO_THREAD, NATIVE, PY_SPY, SIGNAL, Stack, StackFrame, Wait, WorkerStacks
 
 MAX_WAIT_LINES = 16
 """Most lines about the waits of workers with equal stacks."""
@@ -20,6 +21,9 @@ LEVEL_TEXTS = {
     PY_SPY: "py-spy",
     NATIVE: "py-spy, with C code",
 }
+_TORCH = "torch/"
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
+"""torch's file of the collectives: all_reduce, barrier, init_process_group and so on, under their names."""
 _EXECUTOR = "rlinf_actors/worker/executors.py"
 _RUNTIME = (_EXECUTOR, "rlinf_actors/worker/invocation.py", "rlinf_actors/forks.py")
 
@@ -44,6 +48,20 @@ class Cycle(NamedTuple):
     steps: list[Step]
 
 
+class Collective(NamedTuple):
+    """A group of which some ranks are in a collective of torch, and others are not, or in another one.
+
+    Attributes:
+        inside: ranks by collective and the user's line that called it.
+        outside: what each of the other ranks does.
+    """
+
+    job: str
+    group: str
+    inside: dict[tuple[str, str], list[int]]
+    outside: dict[int, str]
+
+
 def report_dict(workers: Sequence[ShownWorker]) -> dict[str, Any]:
     """Return the JSON object of the report. Its keys are stable; new keys may be added."""
     return {
@@ -58,6 +76,17 @@ def report_dict(workers: Sequence[ShownWorker]) -> dict[str, Any]:
                 ],
             }
             for cycle in cycles(workers)
+        ],
+        "collectives": [
+            {
+                "job": one.job,
+                "group": one.group,
+                "inside": [
+                    {"collective": name, "place": place, "ranks": ranks} for (name, place), ranks in one.inside.items()
+                ],
+                "outside": [{"rank": rank, "does": text} for rank, text in one.outside.items()],
+            }
+            for one in collectives(workers)
         ],
         "workers": [
             {"job": one.job, "group": one.group, "rank": one.rank, "node": one.node, **_answer_dict(one.answer)}
@@ -82,11 +111,20 @@ def _answer_dict(answer: WorkerStacks) -> dict[str, Any]:
 
 
 def report_lines(workers: Sequence[ShownWorker]) -> Iterator[str]:
-    """Yield the report's lines: cycles first, then all workers, those with equal stacks together."""
+    """Yield the report's lines: cycles and uneven collectives first, then all workers, with equal stacks together."""
     for cycle in cycles(workers):
         yield f"{'deadlock' if cycle.deadlock else 'cycle of waits'} in job {cycle.job}:"
         for step in cycle.steps:
             yield f"  {step.worker} waits in {step.wait.what} ({duration(step.wait.seconds)})"
+        yield ""
+    for uneven in collectives(workers):
+        yield f"ranks of group {uneven.group} of job {uneven.job} are not in the same collective:"
+        for (name, place), inside in uneven.inside.items():
+            yield f"  {uneven.group}:{ranges(inside)} in {name}(){place and f' at {place}'}"
+        for rank, text in itertools.islice(uneven.outside.items(), MAX_WAIT_LINES):
+            yield f"  {uneven.group}:{rank} {text}"
+        if len(uneven.outside) > MAX_WAIT_LINES:
+            yield f"  and {len(uneven.outside) - MAX_WAIT_LINES} other ranks"
         yield ""
     for some in alike(workers):
         yield from _group_lines(some)
@@ -103,6 +141,61 @@ def cycles(workers: Sequence[ShownWorker]) -> list[Cycle]:
         waits.setdefault(one.job, {})[one.name] = one.answer.waits
     found = [Cycle(job, *cycle) for job, of_job in waits.items() for cycle in wait_graph.cycles(of_job)]
     return sorted(found, key=lambda cycle: not cycle.deadlock)
+
+
+# --- collectives ---
+
+
+def collectives(workers: Iterable[ShownWorker]) -> list[Collective]:
+    """Return the groups of which some ranks are in a collective of torch in which the others are not.
+
+    It is seen in the stacks of the threads. A group of processes need not have all ranks of a group of workers: then
+    the others are named, too.
+    """
+    groups: dict[tuple[str, str], list[ShownWorker]] = {}
+    for one in workers:
+        groups.setdefault((one.job, one.group), []).append(one)
+    found = []
+    for (job, group), some in groups.items():
+        inside: dict[tuple[str, str], list[int]] = {}
+        outside: dict[int, str] = {}
+        for one in some:
+            call = next((call for stack in one.answer.stacks if (call := _collective(stack)) is not None), None)
+            if call is not None:
+                inside.setdefault(call, []).append(one.rank)
+            else:
+                outside[one.rank] = _does(one.answer)
+        if inside and (outside or len({name for name, _ in inside}) > 1):
+            found.append(Collective(job, group, inside, outside))
+    return found
+
+
+def _collective(stack: Stack) -> tuple[str, str] | None:
+    """Return the collective that a thread is in, and the user's line that called it; None if it is in none."""
+    at = next((n for n, frame in enumerate(stack.frames) if frame.file.endswith(_COLLECTIVES)), None)
+    if at is None:
+        return None
+    callers = [frame for frame in stack.frames[:at] if f"/{_TORCH}" not in frame.file]
+    return stack.frames[at].function.rpartition(".")[2], _place(callers[-1]) if callers else ""
+
+
+def _does(answer: WorkerStacks) -> str:
+    """Return what a worker does, and where its main thread is in the user's code."""
+    if answer.fault:
+        return f"gives no answer: {answer.fault}"
+    wait = next((wait for wait in answer.waits if wait.blocks), None)
+    if wait is not None:
+        return f"waits in {wait.what} for {duration(wait.seconds)}"
+    if not answer.method and answer.level == IO_THREAD:
+        return "runs no call"
+    frames = [frame for stack in answer.stacks[:1] for frame in stack.frames]
+    own = [frame for frame in frames[_begin(answer.stacks[0]) :] if f"/{_TORCH}" not in frame.file] if frames else []
+    place = f" at {_place(own[-1])}" if own else ""
+    return f"in {answer.method}() for {duration(answer.call_s)}{place}" if answer.method else f"is{place}"
+
+
+def _place(frame: StackFrame) -> str:
+    return f"{frame.file}:{frame.line} in {frame.function}"
 
 
 # --- workers with equal stacks ---

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from rlinf_actors.wire.agent_messages import RefusalReport
-from rlinf_actors.wire.bounds import Address, Method, Name, OfNode, Path, Report, Some, Text, Variables
+from rlinf_actors.wire.bounds import Address, Few, Method, Name, OfNode, Path, Report, Some, Text, Variables
 from rlinf_actors.wire.debug_messages import FromDebugger, ToDebugger
 from rlinf_actors.wire.figure_values import WorkerFigures
 from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
@@ -49,8 +49,7 @@ class WorkerPlace(ControlMessage, frozen=True):
         lease_s: length of that lease in seconds, counted from the last beat that the head answered.
         head_key: the head's public key, "" in a cluster without keys.
         trace_path: file that the worker makes for its trace, "" to record none.
-        budgets: memory that the workers of a user share for bandwidth groups (net.shared_budgets); the
-            template says where it is.
+        budgets: memory that a user's workers share for bandwidth groups (net.shared_budgets); the template knows it.
     """
 
     run_dir: Path
@@ -178,13 +177,16 @@ class DevicesLocked(ControlMessage, frozen=True):
 class DevicesBusy(ControlMessage, frozen=True):
     """Packet of agentd, passed on by the template: LockDevices `request` has been waiting for `waited_s` seconds.
 
-    `text` says which workers use the accelerators, and which asked earlier: "held by a:0; b:1 came before".
+    `text` says which workers use the accelerators, and which asked earlier: "held by a:0; b:1 came before". `holders`
+    are the names of those that are of its job. A `quiet` packet is not logged.
     """
 
     id: Name
     request: int
     waited_s: Number
     text: Text
+    holders: Few[Name] = []
+    quiet: bool = False
 
 
 class RecordTrace(ControlMessage, frozen=True):

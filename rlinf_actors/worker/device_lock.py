@@ -6,14 +6,28 @@ agentd's packets come by the I/O thread. The public methods run on any thread.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from rlinf_actors.errors import UsageError
+from rlinf_actors.errors import CallTimeoutError, UsageError
+from rlinf_actors.runtime.future import Promise
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.protocol import deadline
+
+
+class _Wait(Promise[None]):
+    """The wait of one thread or task for the lock. The I/O thread ends it."""
+
+    _by_loop = True
+
+    def __init__(self, lock: DeviceLock) -> None:
+        super().__init__("device_lock")
+        self._device_lock = lock
+
+    def _waited_for(self) -> tuple[str, Sequence[str]]:
+        return self._device_lock.waited_for()
 
 
 class DeviceLock:
@@ -48,7 +62,8 @@ class DeviceLock:
         self._mutex = threading.Lock()
         self._count = 0
         self._request = 0  # the number of the last one
-        self._waiting: set[concurrent.futures.Future[None]] = set()
+        self._waiting: set[_Wait] = set()
+        self._holders: tuple[str, Sequence[str]] = ("", ())  # text, and names of workers of this job
 
     # --- for users ---
 
@@ -72,7 +87,8 @@ class DeviceLock:
         if waiting is None:
             return True
         try:
-            concurrent.futures.wait([waiting], timeout)
+            with contextlib.suppress(CallTimeoutError):
+                waiting.wait(timeout)
         except BaseException:  # Ctrl-C, or an exception that another thread raises here
             self._abandon(waiting)
             raise
@@ -88,7 +104,11 @@ class DeviceLock:
         if waiting is None:
             return True
         try:
-            await asyncio.wait([asyncio.wrap_future(waiting)], timeout=timeout)
+            if timeout is None:
+                await waiting
+            else:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(waiting, timeout)
         except BaseException:
             self._abandon(waiting)
             raise
@@ -136,14 +156,17 @@ class DeviceLock:
             waiting, self._waiting = self._waiting, set()
             self._count += len(waiting)
         for one in waiting:
-            one.set_result(None)
+            one.resolve(None)
 
     def busy(self, packet: packets.DevicesBusy) -> None:
-        """Log a warning when agentd reports that a request has waited long, with the workers that hold the lock.
+        """Keep which workers hold the lock, as agentd says, for `waited_for`. Log them if this request has waited long.
 
         Runs on the I/O thread.
         """
-        if packet.request == self._request and self._waiting:
+        if packet.request != self._request or not self._waiting:
+            return
+        self._holders = packet.text, packet.holders
+        if not packet.quiet:
             self._log.warning(
                 "%s has waited %.0f s for its device_lock: its accelerators are %s",
                 self._name,
@@ -151,21 +174,27 @@ class DeviceLock:
                 packet.text,
             )
 
-    def _enter(self) -> concurrent.futures.Future[None] | None:
+    def waited_for(self) -> tuple[str, Sequence[str]]:
+        """Return what waits for the lock wait for, and the workers that hold it, as far as known. Any thread."""
+        text, holders = self._holders
+        return f"device_lock, {text}" if text else "device_lock", holders
+
+    def _enter(self) -> _Wait | None:
         """Begin an `acquire`. Return None if the lock is held at once, else a future that is done at agentd's grant."""
         with self._mutex:
             if self._count or not self._has_devices:
                 self._count += 1
                 return None
             first = not self._waiting
-            waiting: concurrent.futures.Future[None] = concurrent.futures.Future()
+            waiting = _Wait(self)
             self._waiting.add(waiting)
             if first:
                 self._request += 1
+                self._holders = "", ()
                 self._tell(packets.LockDevices(self._worker_id, self._request))
             return waiting
 
-    def _give_up(self, waiting: concurrent.futures.Future[None]) -> bool:
+    def _give_up(self, waiting: _Wait) -> bool:
         """Stop waiting for the lock. Return True, or False if the lock was granted already and must be released."""
         with self._mutex:
             if waiting not in self._waiting:
@@ -173,10 +202,9 @@ class DeviceLock:
             self._waiting.remove(waiting)
             if not self._waiting:
                 self._tell(packets.UnlockDevices(self._worker_id, self._request))
-        waiting.cancel()
         return True
 
-    def _abandon(self, waiting: concurrent.futures.Future[None]) -> None:
+    def _abandon(self, waiting: _Wait) -> None:
         if not self._give_up(waiting):
             self.release()
 

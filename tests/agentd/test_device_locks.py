@@ -114,9 +114,14 @@ async def test_long_waiting_worker_is_told_once_which_worker_has_the_lock():
     held = "held by a:0 (namespace 'ns'), owned by ann's train.py (pid 7 on gpu-1, started 3 h ago), for 0 s"
     assert sent == [
         template_protocol.DevicesLocked(a.id, 7),
-        template_protocol.DevicesBusy(b.id, 7, 0.01, held),
-        template_protocol.DevicesBusy(c.id, 7, 0.01, f"{held}; b:0 (namespace 'ns') came before"),
+        template_protocol.DevicesBusy(b.id, 7, 0.01, held, ["a:0"]),
+        template_protocol.DevicesBusy(c.id, 7, 0.01, f"{held}; b:0 (namespace 'ns') came before", ["a:0"]),
     ]
+    locks.say_holders(b.id)
+    quiet = sent.pop()
+    assert (quiet.id, quiet.request, quiet.text, quiet.holders, quiet.quiet) == (b.id, 7, held, ["a:0"], True)
+    locks.say_holders(a.id)
+    locks.say_holders("unknown")
     locks.worker_ended(a.id)
     locks.handle(b, template_protocol.UnlockDevices(b.id, 7), send)
     assert sent[3:] == [template_protocol.DevicesLocked(b.id, 7), template_protocol.DevicesLocked(c.id, 7)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -12,12 +13,14 @@ import pace
 import pytest
 from cli_kit import example_status
 from msgspec.structs import replace
+from terminal import terminal
 
 from rlinf_actors import Channel, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_actors.cli import app, stack_command
 from rlinf_actors.cli.stack_command import select
-from rlinf_actors.cli.stack_report import ShownWorker, cycles, report_dict, report_lines
+from rlinf_actors.cli.stack_report import ShownWorker, collectives, cycles, report_dict, report_lines
 from rlinf_actors.errors import CallTimeoutError, UsageError
+from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.values import GroupState, WorkerState
 
@@ -121,6 +124,57 @@ def test_json_has_cycles_and_workers_with_plain_values():
     assert [(one["group"], one["rank"], one["method"]) for one in found["workers"]] == [
         ("env", 0, "step"), ("env", 1, "step"),
     ]  # fmt: skip
+
+
+# --- collectives ---
+
+SITE = "/venv/lib/python3.11/site-packages/torch/distributed"
+
+
+def in_collective(rank: int, name: str = "all_reduce", line: int = 88) -> ShownWorker:
+    frames = [
+        StackFrame("/x/rlinf_actors/worker/executors.py", 2, "SerialExecutor.serve"),
+        StackFrame("/x/rlinf_actors/worker/invocation.py", 3, "Invocation.run"),
+        StackFrame("/u/train.py", line, "Actor.sync"),
+        StackFrame(f"{SITE}/c10d_logger.py", 81, "_exception_logger.<locals>.wrapper"),
+        StackFrame(f"{SITE}/distributed_c10d.py", 2810, name),
+        StackFrame(f"{SITE}/distributed_c10d.py", 10, "_wait"),
+    ]
+    return worker(rank, waits=[], stacks=[Stack("MainThread", frames)])
+
+
+def test_ranks_that_are_missing_in_a_collective_are_named_with_what_they_do():
+    shown = [*map(in_collective, range(5)), worker(5), worker(6, 0), worker(7, method="", stacks=[])]
+    text = "\n".join(report_lines(shown))
+    assert text.startswith(
+        "ranks of group env of job j are not in the same collective:\n"
+        "  env:0-4 in all_reduce() at /u/train.py:88 in Actor.sync\n"
+        "  env:5 in step() for 5 min at /u/train.py:12 in Env.step\n"
+        "  env:6 waits in recv() from env:0 for 5 min\n"
+        "  env:7 runs no call\n"
+    )
+    (found,) = report_dict(shown)["collectives"]
+    assert found["inside"] == [
+        {"collective": "all_reduce", "place": "/u/train.py:88 in Actor.sync", "ranks": [0, 1, 2, 3, 4]}
+    ]
+    assert [one["rank"] for one in found["outside"]] == [5, 6, 7]
+
+
+def test_ranks_in_two_collectives_are_named_and_those_in_one_are_not():
+    assert collectives([in_collective(0), in_collective(1, line=90)]) == []
+    (found,) = collectives([in_collective(0), in_collective(1, "barrier")])
+    assert {name for name, _ in found.inside} == {"all_reduce", "barrier"}
+    assert found.outside == {}
+    assert collectives([worker(0), worker(1)]) == []
+
+
+def test_stacks_from_outside_show_collectives_too():
+    shown = [replace_answer(in_collective(0), level="py-spy"), worker(1, level="py-spy", method="", fault="gone")]
+    assert "env:1 gives no answer: gone" in "\n".join(report_lines(shown))
+
+
+def replace_answer(shown: ShownWorker, **more) -> ShownWorker:
+    return shown._replace(answer=replace(shown.answer, **more))
 
 
 # --- the command ---
@@ -271,6 +325,95 @@ def test_workers_that_call_one_another_and_a_stopped_one_are_named(local_cluster
         level, fault, held = stacks("--py-spy")
         assert (level, held or "py-spy" in fault) == ("py-spy", True)  # not installed, or forbidden here
         lost.cancel()
+
+
+class Locker(Worker):
+    def hold(self, begun: Channel) -> None:
+        with self.device_lock:
+            begun.put(0)
+            self.recv(self._group_name, 1)
+
+    def want(self) -> None:
+        with self.device_lock:
+            pass
+
+
+@pytest.mark.live
+def test_a_deadlock_over_a_device_lock_is_named_on_a_terminal(local_cluster, monkeypatch, capsys):
+    local = local_cluster(num_nodes=1, hardware={"accelerators": 1, "model": "A800"})
+    for name, value in local.driver_env.items():
+        monkeypatch.setenv(name, value)
+    with local.cluster(namespace="cell") as cluster:
+        channel = Channel.create("begun")
+        lockers = Locker.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="lockers")
+        lost = [lockers.execute_on(0).hold(channel)]
+        channel.get()
+        lost.append(lockers.execute_on(1).want())
+
+        def named() -> bool:
+            assert app.run(["stack", "lockers"]) == 0
+            return capsys.readouterr().out.startswith("deadlock in job cell:\n")
+
+        assert pace.again_like(named, True)
+        with terminal("stack", "lockers") as shown:
+            assert shown.end() == 0
+        assert "lockers:0 waits in recv() from lockers:1 (" in shown.shown
+        assert "lockers:1 waits in device_lock, held by lockers:0 (namespace 'cell'), owned by " in shown.shown
+        for option, how in (("--signal", "a signal"), ("--py-spy", "py-spy")):
+            with terminal("stack", "lockers:0", option) as shown:
+                assert shown.end() == 0
+            assert f"stacks by {how}" in shown.shown or "py-spy" in shown.shown
+        with terminal("stack", "--all", "--json") as shown:
+            assert shown.end() == 0
+        assert '"deadlock": true' in shown.shown
+        for call in lost:
+            call.cancel()
+
+
+class Reducer(Worker):
+    def join(self, port: int) -> None:
+        import torch.distributed as dist
+
+        where = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=where, rank=self._rank, world_size=self._world_size)
+
+    def reduce(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.ones(1))
+
+    def read(self, channel: Channel) -> None:
+        channel.get(key="nothing")
+
+
+@pytest.mark.live
+@pytest.mark.slow  # the tests of the report are its short form
+def test_rank_that_is_missing_in_a_collective_is_named(local_cluster, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    local = local_cluster(num_nodes=1)
+    for name, value in local.driver_env.items():
+        monkeypatch.setenv(name, value)
+    with local.cluster(namespace="cell") as cluster, contextlib.closing(HeldPorts()) as ports:
+        channel = Channel.create("empty")
+        group = Reducer.create_group().launch(cluster, NodePlacementStrategy([0, 0, 0]), name="actor")
+        group.join(ports.hold()).wait()
+        lost = [group.execute_on(0, 1).reduce(), group.execute_on(2).read(channel)]
+
+        def lines() -> list[str]:
+            assert app.run(["stack", "actor"]) == 0
+            return [
+                line.partition(" at ")[0].partition(" for ")[0] for line in capsys.readouterr().out.splitlines()[:3]
+            ]
+
+        uneven = [
+            "ranks of group actor of job cell are not in the same collective:",
+            "  actor:0-1 in all_reduce()",
+            "  actor:2 waits in get() from channel 'empty'",
+        ]
+        assert pace.again_like(lines, uneven) == uneven
+        for call in lost:
+            call.cancel()
 
 
 @pytest.mark.live
