@@ -27,7 +27,8 @@ class _Wait(Promise[None]):
         self._device_lock = lock
 
     def _waited_for(self) -> tuple[str, Sequence[str]]:
-        return self._device_lock.waited_for()
+        text, holders = self._device_lock._holders
+        return f"device_lock, {text}" if text else "device_lock", holders
 
 
 class DeviceLock:
@@ -159,7 +160,7 @@ class DeviceLock:
             one.resolve(None)
 
     def busy(self, packet: packets.DevicesBusy) -> None:
-        """Keep which workers hold the lock, as agentd says, for `waited_for`. Log them if this request has waited long.
+        """Keep which workers hold the lock, as agentd says. Log them if this request has waited long.
 
         Runs on the I/O thread.
         """
@@ -173,11 +174,6 @@ class DeviceLock:
                 packet.waited_s,
                 packet.text,
             )
-
-    def waited_for(self) -> tuple[str, Sequence[str]]:
-        """Return what waits for the lock wait for, and the workers that hold it, as far as known. Any thread."""
-        text, holders = self._holders
-        return f"device_lock, {text}" if text else "device_lock", holders
 
     def _enter(self) -> _Wait | None:
         """Begin an `acquire`. Return None if the lock is held at once, else a future that is done at agentd's grant."""

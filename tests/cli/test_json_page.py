@@ -50,6 +50,8 @@ LEASE = LeaseState("k", "arm", "ns", "g", "owner", ["g:0"], ["n0"], "held", 1.0,
 STACKS = WorkerStacks(
     "g-0", waits=[Wait("recv()", 1.0, ["g:1"], blocks=True)], stacks=[Stack("MainThread", [StackFrame("a.py", 1, "f")])]
 )
+TORCH = "/lib/torch/distributed/distributed_c10d.py"
+REDUCES = replace(STACKS, stacks=[Stack("MainThread", [StackFrame(TORCH, 1, "all_reduce")])])
 WAITER = replace(STACKS, id="g-1", waits=[Wait("recv()", 1.0, ["g:0"], blocks=True)])
 REPORT = report_dict([ShownWorker("ns", "g", 0, "n0", STACKS), ShownWorker("ns", "g", 1, "n0", WAITER)])
 
@@ -87,6 +89,9 @@ PRINTED = {
     "A switched trace": switch_dict("ns", 1, {"n0": SwitchedWorkers()}),
     "A fetched trace": trace_dict("ns", pathlib.Path("trace.json"), TraceReport()),
     "A report of stacks": REPORT,
+    "An uneven collective": report_dict(
+        [ShownWorker("ns", "g", 0, "n0", REDUCES), ShownWorker("ns", "g", 1, "n0", STACKS)]
+    )["collectives"][0],
     "A cycle of waits": REPORT["cycles"][0],
     "A step of a cycle": REPORT["cycles"][0]["steps"][0],
     "The stacks of a worker": REPORT["workers"][0],

@@ -127,7 +127,8 @@ def test_only_a_wait_that_goes_on_is_logged(caplog):
     agent.heard()
     agent.lock.busy(DevicesBusy("w", 1, 30.0, "held by other:3 (namespace 'ns')"))
     agent.lock.busy(DevicesBusy("w", 1, 31.0, "held by other:3", ["other:3"], quiet=True))
-    assert agent.lock.waited_for() == ("device_lock, held by other:3", ["other:3"])
+    (waiting,) = agent.lock._waiting
+    assert waiting._waited_for() == ("device_lock, held by other:3", ["other:3"])
     agent.grant(1)
     assert done.get(timeout=10) is True
     agent.lock.busy(DevicesBusy("w", 1, 30.0, "held by nobody"))
