@@ -25,6 +25,7 @@ from rlinf_actors.cli.output import echo, json_option, note, show_json, show_tab
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.discovery import with_client_file
 from rlinf_actors.settings import Settings
+from rlinf_actors.wire.check_values import NodeFacts
 
 _COLORS = {PASS: "green", WARN: "yellow", FAIL: "red"}
 
@@ -56,12 +57,12 @@ def doctor(context: click.Context, head: str | None, paths: bool, bundle: str | 
         check_new(Path(bundle))  # before the work
     findings, machine, settings, cluster = examine(head, paths)
     if as_json:
-        show_json(report(findings, cluster))
+        show_json(report(findings, machine.facts, cluster))
     else:
         _show(findings)
         _show_versions(cluster)
     if bundle is not None:
-        diagnosis = report(findings, cluster)
+        diagnosis = report(findings, machine.facts, cluster)
         missing = write_bundle(Path(bundle), diagnosis, settings, machine.endpoint, machine.status, cluster)
         note(f"wrote {bundle}; look at it before you send it" + (f" ({len(missing)} missing)" if missing else ""))
     if any(finding.status == FAIL for finding in findings):
@@ -91,12 +92,13 @@ def examine(head: str | None, paths: bool) -> tuple[list[Finding], MachineFacts,
     return findings, machine, settings, cluster
 
 
-def report(findings: list[Finding], cluster: ClusterFacts) -> dict[str, Any]:
-    """Return the JSON object of --json (docs/reference/json.md)."""
+def report(findings: list[Finding], facts: NodeFacts, cluster: ClusterFacts) -> dict[str, Any]:
+    """Return the JSON object of --json (docs/reference/json.md). *facts* are those of this machine."""
     counts = {status: sum(finding.status == status for finding in findings) for status in _COLORS}
     return {
         "findings": [dataclasses.asdict(finding) for finding in findings],
         **counts,
+        "machine": _json(facts),
         "nodes": [
             {
                 "node": cluster.name(id),

@@ -60,9 +60,8 @@ STATUS = Status("e", "1", 1.0, [], [GROUP], [], [LEASE])
 
 NODE = NodeState(NodeReport("n1", "n1", "10.0.0.1", "h", 1, 1, "3.11", "/p"), "i", 0, "ready", 0.0)
 END = End("n1", "n1", "10.0.0.1")
-DIAGNOSIS = report(
-    [Finding("a", "pass", "")], ClusterFacts([NODE], {"n1": NodeFacts("1")}, paths=[Path(END, END, PathAnswer())])
-)
+CLUSTER = ClusterFacts([NODE], {"n1": NodeFacts("1")}, paths=[Path(END, END, PathAnswer())])
+DIAGNOSIS = report([Finding("a", "pass", "")], NodeFacts("1"), CLUSTER)
 
 PRINTED = {
     "An event": event_dict(ClusterEvent(1, 1.0, "estop", "")),
