@@ -35,6 +35,7 @@ CLEAR = "\x1b[2J\x1b]0;title\x07\x9b2J\u202e\x1b[31m"
 ANSWERS: dict[type, type] = {
     messages.GetStatus: messages.Status,
     messages.GetEvents: messages.Events,
+    messages.ReadFigures: messages.FiguresRead,
     messages.GetKeys: messages.Keys,
     messages.AddKey: messages.Keys,
     messages.RevokeKey: messages.Keys,
@@ -62,6 +63,8 @@ VERBS = [
     ("job", "stop", NAME),
     ("stack", NAME),
     ("stack", "--all"),
+    ("top",),
+    ("top", "--view", "nodes"),
     ("keys", "list", "--all"),
     ("keys", "revoke", NAME),
     ("keys", "enroll", "gpu-1"),

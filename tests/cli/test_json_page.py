@@ -16,13 +16,16 @@ from rlinf_actors.cli.channel_command import figures_dict
 from rlinf_actors.cli.doctor import report
 from rlinf_actors.cli.doctor_cluster import ClusterFacts, End, Path
 from rlinf_actors.cli.doctor_finding import Finding
+from rlinf_actors.cli.hw_command import scan_dict
 from rlinf_actors.cli.job_command import job_dict
 from rlinf_actors.cli.logs_command import Source, line_dict
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict
 from rlinf_actors.cli.trace_command import switch_dict, trace_dict
-from rlinf_actors.cli.views import driver_dict, group_dict, summary, worker_dict
+from rlinf_actors.cli.views import driver_dict, group_dict, node_dict, summary, worker_dict
 from rlinf_actors.cli.worker_command import KILLED, _worker_of
 from rlinf_actors.cluster.trace_files import TraceReport
+from rlinf_actors.hardware.probe_report import ProbeReport
+from rlinf_actors.messaging.routes import COLUMNS
 from rlinf_actors.sampling.sample import Board, Channel, NodeView, WorkerView
 from rlinf_actors.wire.check_values import NodeFacts, PathAnswer
 from rlinf_actors.wire.client_messages import Status
@@ -43,7 +46,8 @@ from rlinf_actors.wire.values import (
 )
 from rlinf_actors.worker.log_format import KEYS
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
+PAGE_PATH = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md"
+PAGE = PAGE_PATH.read_text()
 WORKER = WorkerState(id="g-0", rank=0, node_rank=0, node_ip="10.0.0.1", state="running")
 GROUP = GroupState("ns", "g", "m:C", "d1", "running", [WORKER])
 LEASE = LeaseState("k", "arm", "ns", "g", "owner", ["g:0"], ["n0"], "held", 1.0, None)
@@ -70,6 +74,11 @@ PRINTED = {
     "A hook": msgspec.structs.asdict(HookState("command")),
     "A driver": driver_dict(DriverState("d1", "ns", 1, 0, Program())),
     "A lease": summary("head", STATUS)["leases"][0],
+    "A node": node_dict(NODE),
+    "A shown node": {**node_dict(NODE), "groups": []},
+    "The hardware of a machine": scan_dict(ProbeReport("n", 1, 1, "3.11", "/p"), None),
+    "A plan": dict.fromkeys(["num_nodes", "num_accelerators", "placement_mode", "nodes", "components"]),
+    "A path": dict.fromkeys(["kind", *COLUMNS, "path", "meaning"]),
     "A group": group_dict(GROUP),
     "A worker": worker_dict(GROUP, WORKER, 1.0),
     "A job": job_dict("ns", STATUS),
@@ -106,13 +115,17 @@ PRINTED = {
 }
 
 
+def keys_of(title: str) -> list[str]:
+    """Return the keys of the object that the section *title* of the page documents."""
+    section = re.search(rf"^## {title}\n(.*?)(^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert section is not None, f"{PAGE_PATH} has no section {title!r}"
+    rows = re.findall(r"^\| (`.*?) \|", section[1], re.MULTILINE)
+    return [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+
+
 @pytest.mark.parametrize("title", PRINTED)
 def test_page_has_the_keys_of_each_object(title):
-    section = re.search(rf"^## {title}\n(.*?)(^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    assert section is not None
-    rows = re.findall(r"^\| (`.*?) \|", section[1], re.MULTILINE)
-    keys = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
-    assert sorted(keys) == sorted(PRINTED[title])
+    assert sorted(keys_of(title)) == sorted(PRINTED[title])
 
 
 def test_every_section_is_checked():

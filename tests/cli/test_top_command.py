@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 
 import pytest
-from terminal import terminal
+from terminal import COMMAND, terminal
 
 from rlinf_actors import Channel, Worker
 from rlinf_actors.cli import app
@@ -112,6 +113,27 @@ def test_a_head_that_does_not_answer_is_an_error_before_anything_is_drawn(monkey
         assert top.end() == 69, top.shown
     assert "error: " in top.shown
     assert "\x1b[?1049h" not in top.shown
+
+
+def test_a_key_that_only_looks_suffices_for_commands_that_only_ask(tmp_path, monkeypatch, capfd):
+    """Real keys and a head of its own."""
+    keys, viewer = tmp_path / "keys", tmp_path / "viewer"
+    viewer.mkdir(mode=0o700)
+    monkeypatch.setenv("RLINF_ACTORS_KEYS", str(keys))
+    assert app.run(["keys", "init", "--name", "127.0.0.1"]) == 0
+    command = [*COMMAND, "head", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as head:
+        try:
+            monkeypatch.setenv("RLINF_HEAD", head.stdout.readline().strip())
+            assert app.run(["keys", "enroll", "wall", "--viewer", "--file", str(viewer / "viewer.key")]) == 0
+            monkeypatch.setenv("RLINF_ACTORS_KEYS", str(viewer))
+            capfd.readouterr()
+            for verb in (["top", "--view", "nodes"], ["status"], ["events"]):
+                assert app.run(verb) == 0, capfd.readouterr()
+            assert "no node has registered" in capfd.readouterr().err
+            assert app.run(["head", "stop", "--yes"]) == 77
+        finally:
+            head.kill()
 
 
 @pytest.mark.slow
