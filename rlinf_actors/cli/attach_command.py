@@ -37,19 +37,22 @@ from rlinf_actors.wire.debug_messages import (
     DebugQuestion,
 )
 from rlinf_actors.wire.protocol import DEBUGGERS
+from rlinf_actors.wire.values import ClusterEvent
 
 WAIT_S = 10.0
 """Seconds that a worker waits for something to say."""
 ANSWER_S = 12.0
 """Seconds that the head has to answer, in addition: it waits for a node for up to 10 s."""
 EVENT_S = 3.0
-"""Seconds to wait for the event of a worker's end, after its agentd has said that it has ended."""
+"""Seconds to wait for the event of a worker's start or end, after its agentd has said that it does not run."""
 
 
 @click.command()
 @click.argument("target", metavar="GROUP:RANK")
 @job_option
-@click.option("--wait", "waits", is_flag=True, help="Wait until the worker reaches a breakpoint.")
+@click.option(
+    "--wait", "waits", is_flag=True, help="Wait until the worker reaches a breakpoint, also if it is starting."
+)
 @head_option
 def attach(target: str, job: str, waits: bool, head: str | None) -> None:
     """Attach a debugger (pdb) to a worker that waits in `breakpoint()`.
@@ -80,6 +83,7 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
     question = DebugQuestion(group.namespace, worker.id, uuid.uuid4().hex, who())
     keyboard = _Keyboard(asyncio.get_running_loop())
     typed: asyncio.Future[str] | None = None
+    starting = worker.state == "starting"
     async with observing(endpoint, discovery.client_settings()) as client, _tasks() as tasks:
 
         def ask() -> asyncio.Task[DebugAnswer]:
@@ -103,7 +107,12 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
                     continue
                 answer = asked.result()
             if answer.fault:
-                raise RlinfActorsError(f"{target}: {await _why(client, question, answer.fault, began)}")
+                event = await _event_of(client, question, began, waits and starting)
+                if event is not None and event.exit is None and starting:
+                    starting = False
+                    asked = ask()
+                    continue
+                raise RlinfActorsError(f"{target}: {event.text if event is not None else answer.fault}")
             if answer.state == REPLACED:
                 raise RlinfActorsError(f"{answer.by} has attached to {target} meanwhile: this attachment is over")
             if answer.state == FREE and not waits:
@@ -147,17 +156,19 @@ def _show(answer: DebugAnswer, question: DebugQuestion) -> None:
         echo(answer.output, nl=False)
 
 
-async def _why(client: ControlClient, question: DebugQuestion, fault: str, began: Events) -> str:
-    """Return why a worker does not answer: how it ended, if the event log has its end since *began*."""
+async def _event_of(
+    client: ControlClient, question: DebugQuestion, began: Events, patient: bool
+) -> ClusterEvent | None:
+    """Return the next start or end of the worker since *began*; None if there is none soon and *patient* is False."""
     events = began
     while True:
         asked = GetEvents(events.next, events.log, question.namespace, wait_s=EVENT_S)
         events = expected(await client.request(asked, ANSWER_S), Events)
         for event in events.events:
-            if event.worker_id == question.worker and event.exit is not None:
-                return event.text
-        if not events.events:
-            return fault
+            if event.worker_id == question.worker and (event.exit is not None or event.kind == "worker_started"):
+                return event
+        if not events.events and not patient:
+            return None
 
 
 class _Keyboard:

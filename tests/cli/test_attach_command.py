@@ -142,9 +142,7 @@ def test_terminal_detaches_and_is_told_of_the_workers_death(local):
 @pytest.mark.live
 def test_later_attachment_takes_over(local):
     with local.cluster(namespace="cell") as cluster:
-        group = launch(cluster)
-        assert group.pid().wait()
-        result = group.step(1)
+        result = launch(cluster).step(1)  # the worker may be starting yet
         with terminal("attach", "env:0", "--wait") as first:
             first.until("(Pdb) ")
             assert attach("env:0", typed="result = 3\nc\n")[0] == 0
