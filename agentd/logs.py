@@ -24,7 +24,7 @@ import msgspec
 
 from agentd.users import User, as_user
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.wire.agent_messages import CUT, MAX_PATH, UPDATE, LogLines, line_cost
+from rlinf_actors.wire.agent_messages import CUT, MAX_PATH, UPDATE, LogLines, OutputLost, line_cost
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class LogForwarder:
         self,
         loop: asyncio.AbstractEventLoop,
         node: str,
-        report: Callable[[LogLines], None],
+        report: Callable[[LogLines | OutputLost], None],
         on_read: Callable[[str, Position, Position, bool], None],
     ) -> None:
         self._loop = loop
@@ -268,10 +268,10 @@ class LogForwarder:
         self._pump()
 
     def lost(self, id: str, text: str) -> None:
-        """Tell the job of worker *id* that output is lost because of the error *text*; "" if it is written again."""
-        self._note(id, f"output is lost: {text}" if text else "output is written again")
+        """Tell head and job of worker *id* that output is lost because of the error *text*; "" when it is written."""
+        self._note(id, f"output is lost: {text}" if text else "output is written again", OutputLost(id, text))
 
-    def _note(self, id: str, text: str) -> None:
+    def _note(self, id: str, text: str, notice: OutputLost | None = None) -> None:
         """Log *text* in agentd's log, and send it to the job of worker *id* as a line of the worker's stderr."""
         worker = self._workers.get(id)
         if worker is not None and worker.notes >= _MOST_NOTES:
@@ -279,6 +279,8 @@ class LogForwarder:
         log.warning("worker %s: %s", id, text)
         if worker is not None:
             worker.notes += 1
+            if notice is not None:
+                self._report(notice)
             self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {text}")]))
 
     def finish(self, id: str) -> None:

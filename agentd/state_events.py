@@ -16,6 +16,7 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LogLines,
     LookForHardware,
+    OutputLost,
     SendChecks,
     SendFigures,
     SendLogs,
@@ -36,7 +37,9 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.debug_messages import SendToDebugger
 from rlinf_actors.wire.values import RunningWorker
 
-Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]  # a message of agentd.workers to the head
+Report = Union[
+    WorkerReady, WorkerExited, WorkersHealth, OutputLost, LogLines
+]  # a message of agentd.workers to the head
 
 # --- events ---
 

@@ -111,6 +111,7 @@ class Handlers:
             agent_messages.WorkerExited: self._worker_exited,
             agent_messages.ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
             agent_messages.WorkersHealth: head.health.report,
+            agent_messages.OutputLost: head.health.output_lost,
             agent_messages.LogLines: head.output.lines,
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,

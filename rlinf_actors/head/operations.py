@@ -17,6 +17,7 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LogsSent,
     LookForHardware,
+    OutputLost,
     SendChecks,
     SendFigures,
     SendLogs,
@@ -59,7 +60,7 @@ from rlinf_actors.wire.debug_messages import (
 )
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S
-from rlinf_actors.wire.protocol import CHECKS, DEBUGGERS, FIGURES, STACKS
+from rlinf_actors.wire.protocol import CHECKS, DEBUGGERS, FIGURES, STACKS, printable
 from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
@@ -374,6 +375,16 @@ class WorkerHealthLog:
                     self._head.groups.changed(worker)
             if more:
                 yield
+
+    def output_lost(self, node: Node, body: OutputLost) -> None:
+        """Log that output of a worker is lost, or is written again."""
+        worker = self._head.groups.worker_on(node, body.id)
+        if worker is not None:
+            name, text = node.report.hostname, printable(body.text)
+            lost = of_worker(
+                "output_lost", worker, name, f"loses output: {text}; `rlinf-actors doctor` shows the disks"
+            )
+            self._head.emit(lost if text else of_worker("output_written", worker, name, "has its output written again"))
 
     def _note(self, node: Node, worker: WorkerRecord, health: WorkerHealth) -> None:
         before, name, wall = worker.pulse, node.report.hostname, self._head.wall

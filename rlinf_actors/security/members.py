@@ -150,6 +150,7 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "WorkerReady": _AGENT,
         "WorkerExited": _AGENT,
         "WorkersHealth": _AGENT,
+        "OutputLost": _AGENT,
         "LogLines": _AGENT | _HEAD,
         "RefusalReport": _AGENT,
         # the head to clients

@@ -40,7 +40,7 @@ _LEVELS: Mapping[str, str] = {
     **dict.fromkeys(("estop_released", "group_launched", "driver_joined", "node_undrained"), "good"),
     **dict.fromkeys(("suspect", "draining", "starting", "restarting", "degraded", "stopping", "registering"), "warn"),
     **dict.fromkeys(("unresponsive", "node_suspect", "worker_unresponsive", "worker_restarted", "refused"), "warn"),
-    **dict.fromkeys(("node_draining", "events_missing", "node_left"), "warn"),
+    **dict.fromkeys(("node_draining", "events_missing", "node_left", "output_lost"), "warn"),
     **dict.fromkeys(("lost", "node_lost", "worker_died", "lease_lost", "robot_conflict", "estop"), "bad"),
 }
 

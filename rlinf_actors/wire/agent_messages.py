@@ -254,6 +254,13 @@ class WorkersHealth(ControlMessage, frozen=True):
     workers: OfNode[values.WorkerHealth]
 
 
+class OutputLost(ControlMessage, frozen=True):
+    """Notice of an agentd: output of the worker `id` is lost, as `text` says; "" if it is written again."""
+
+    id: Name
+    text: Text = ""
+
+
 class Refusal(values.Value, frozen=True):
     """Connections that a socket rejected, as one entry of a RefusalReport. `times` is their number.
 
@@ -480,6 +487,6 @@ AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
     StopLooking, SendTrace, TraceSent, SwitchTraces, TracesSwitched, SendLogs, LogsSent, SendStacks, StacksSent,
     SendFigures, FiguresSent, SendChecks, ChecksSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited,
-    WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
+    WorkersHealth, OutputLost, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

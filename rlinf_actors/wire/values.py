@@ -451,7 +451,7 @@ EventKind = Literal[
     "driver_joined", "driver_ended", "refused",
     "group_launched", "group_adopted", "group_ended",
     "worker_started", "worker_unresponsive", "worker_responsive", "worker_restarted", "worker_stopped", "worker_died",
-    "lease_lost", "robot_conflict", "estop", "estop_released",
+    "output_lost", "output_written", "lease_lost", "robot_conflict", "estop", "estop_released",
     "key_added", "key_enrolled", "key_rotated", "key_ended",
 ]  # fmt: skip
 """Kinds of events in a cluster.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from head_kit import HeadKit
 
-from rlinf_actors.wire.agent_messages import WorkersHealth
+from rlinf_actors.wire.agent_messages import OutputLost, WorkersHealth
 from rlinf_actors.wire.client_messages import GetEvents, WorkerChanged
 from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
@@ -69,3 +69,14 @@ def test_health_reports_on_ended_and_foreign_workers_are_ignored():
     assert pulses(kit)[0] is not None
     kit.exited("a:n0", "g-0")
     assert pulses(kit) == [None, None]
+
+
+def test_lost_output_is_an_event_until_it_is_written_again():
+    kit = running_group()
+    kit.tell("a:n0", OutputLost("g-1", "No space left\non device"))
+    kit.tell("a:n0", OutputLost("g-1"))
+    kit.tell("a:n0", OutputLost("nobody", "x"))
+    every = kit.ask("cli", GetEvents()).events
+    found = [(event.kind, event.rank, event.text) for event in every if "output" in event.kind]
+    assert [(kind, rank) for kind, rank, _ in found] == [("output_lost", 1), ("output_written", 1)]
+    assert "loses output: No space left\\non device; `rlinf-actors doctor` shows the disks" in found[0][2]

@@ -145,7 +145,7 @@ def logs_rotated(site: Site, driver: Driver) -> None:
 
 
 def disk_full(site: Site, driver: Driver) -> None:
-    ballast = site.two.logs() / "ballast"
+    since, ballast = site.last_event(), site.two.logs() / "ballast"
     with open(ballast, "wb", buffering=0) as file:
         try:
             while True:
@@ -154,11 +154,13 @@ def disk_full(site: Site, driver: Driver) -> None:
             pass
     try:
         assert driver.ask("say 1 50") == "ok done", "the worker goes on"
+        site.event(of(driver, "output_lost", "No space left on device", 1), since)
         found = json.loads(site.cli("doctor", "--json", "--no-paths", code=1))["findings"]
         assert any(one["check"] == "logs" and one["status"] == "fail" and "two" in one["nodes"] for one in found)
     finally:
         ballast.unlink()
     assert driver.ask("say 1 50") == "ok done"
+    site.event(of(driver, "output_written", "written again", 1), since)
     assert re.search("bytes of output are missing here", logs(site, driver, 1)), "the file says what is missing"
 
 
