@@ -92,6 +92,8 @@ class GroupProgress:
 
     async def _late(self, group: RemoteGroup) -> list[str]:
         """Return a text for each worker that is not up: what it does, as its I/O thread says."""
+        if not group.states:
+            return [f"the head has not launched {group.name}"]
         late = group._late()
         known = {peer.rank: group.states.get(peer.rank) for peer in late}
         begun = {rank: state for rank, state in known.items() if state is not None and state.state == "running"}
