@@ -60,6 +60,8 @@ FIRST_S, MISSING_S, EVERY_S = 2.0, 30.0, 60.0
 END_S = 20.0
 """Seconds that the agentds have to end. Robots have made themselves safe long before."""
 LOG_LINES = 15
+SHOWN = 8
+"""Most nodes that a line names."""
 _PIPE_BYTES = 1 << 20
 """Room in the pipe to stdin of a process that starts many agentds, so that writing their order does not block."""
 _LABEL = re.compile(rb"^\s*\d+: ")  # of srun --label
@@ -204,9 +206,10 @@ class RunCluster:
                 waited = time.monotonic() - began
                 if waited >= timeout:
                     raise ClusterTimeoutError(
-                        f"not all nodes came up in {timeout:g} s: {self._told(waited, missing=True)}"
+                        f"{self._ready()} nodes are up after {timeout:g} s; {self._late()}; "
+                        "see their logs, or wait longer by --timeout"
                     )
-                line.show(waited, lambda missing: self._told(time.monotonic() - began, missing))
+                line.show(waited, self._waiting)
                 for key, _ in self._selector.select(min(line.next_s, timeout) - waited):
                     if isinstance(key.data, _Child):
                         self._hear(key.data)
@@ -238,22 +241,24 @@ class RunCluster:
                 msgspec.json.encode(AgentOrder(self._address, {name: self._orders[name] for name in child.names}))
             )
 
-    def _told(self, waited: float, missing: bool) -> str:
+    def _waiting(self, waited: float, late: bool) -> str:
+        return f"waiting for nodes: {self._ready()}, {waited:.0f} s" + (f"; {self._late()}" if late else "")
+
+    def _ready(self) -> str:
         gone = set(self._missing.values())
         here = [name for name in self._plan.names if name not in gone]
-        names = f" ({', '.join(here[:8])}{', …' if len(here) > 8 else ''})" if here else ""
-        text = f"waiting for nodes: {len(here)} of {len(self._plan.names)}{names}, {waited:.0f} s"
-        if not missing:
-            return text
+        names = f" ({', '.join(here[:SHOWN])}{', …' if len(here) > SHOWN else ''})" if here else ""
+        return f"{len(here)} of {len(self._plan.names)}{names}"
+
+    def _late(self) -> str:
+        """Return which nodes are missing, and what their logs say last."""
         if not self._address and self._head is not None:
-            return f"{text}; the head has not started{_last(self._head)}"
-        late = [(name, child) for child in self._agents for name in child.names if name in gone]
-        more = f" and {len(late) - 8} more" if len(late) > 8 else ""
-        return (
-            f"{text}; missing: "
-            + "; ".join(f"{name} by {child.title}{_last(child)}" for name, child in late[:8])
-            + more
-        )
+            return f"the head has not started{_last(self._head)}"
+        gone = set(self._missing.values())
+        late = [
+            f"{name} by {child.title}{_last(child)}" for child in self._agents for name in child.names if name in gone
+        ]
+        return f"missing: {'; '.join(late[:SHOWN])}" + (f"; and {len(late) - SHOWN} more" if len(late) > SHOWN else "")
 
     # --- the program ---
 
@@ -292,8 +297,11 @@ class RunCluster:
             return
         if left := run_program.end(self._id):
             note(f"ended {left} processes that the program had left")
+        late = set(self._missing.values())
         for child in self._agents:
             child.close()
+            if not late.isdisjoint(child.names):  # it may not read its stdin yet, as an ssh that still connects
+                child.process.terminate()
         deadline = time.monotonic() + END_S
         for child in self._agents:
             if not child.end(deadline):
@@ -334,11 +342,11 @@ class WaitLine:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
 
-    def show(self, waited: float, told: Callable[[bool], str]) -> None:
-        """Show ``told(missing)`` if a line is due. *missing* is True if the line shall say what is missing."""
+    def show(self, waited: float, told: Callable[[float, bool], str]) -> None:
+        """Show ``told(waited, late)`` if a line is due. *late* is True if the line shall say what is missing."""
         if waited < self.next_s:
             return
-        text = told(waited >= MISSING_S)
+        text = told(waited, waited >= MISSING_S)
         if self._terminal:
             sys.stderr.write(f"\r\x1b[2K{plain(text)}")
             sys.stderr.flush()

@@ -79,7 +79,8 @@ class TestHere:
             ["sh", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
         )  # fmt: skip
-        assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n", "")
+        assert (done.returncode, done.stdout) == (0, "[0, 1]\n")
+        assert all(line.startswith("waiting for nodes: ") for line in done.stderr.splitlines()), done.stderr
         assert not (tmp_path / "kept").exists()
 
     def test_exit_code_and_logs_of_a_program_that_fails_and_leaves_processes(self, tmp_path):
@@ -145,6 +146,18 @@ class TestHere:
         assert "RLINF_ACTORS_FAULTS: is no list of faults" in done.stderr
         assert "Traceback" not in done.stderr
 
+    def test_a_run_whose_nodes_do_not_come_up_says_which_and_ends(self, tmp_path):
+        silent = tmp_path / "ssh"
+        silent.write_text("#!/bin/sh\n[ $1 = -G ] && exec echo hostname localhost\necho slow >&2\nexec sleep 1000\n")
+        silent.chmod(0o755)
+        done = run("--timeout", "2.5", "--ssh", str(silent), "--hosts", "a,me@b", "--", "true")
+        assert done.returncode == 69
+        assert done.stderr.startswith("waiting for nodes: 0 of 2, ")
+        assert (
+            "error: 0 of 2 nodes are up after 2.5 s; missing: a by ssh to a, which said last: slow; b by "
+            in done.stderr
+        )
+
     @pytest.mark.parametrize(("words", "code"), [(("no-such-program",), 127), (("/etc/passwd",), 126)])
     def test_a_program_that_cannot_run_starts_nothing(self, words, code, tmp_path):
         done = run("--", *words)
@@ -161,7 +174,7 @@ def test_the_wait_is_shown_after_2_s_and_what_is_missing_after_30_s():
     said = io.StringIO()
     with redirect_stderr(said), WaitLine() as line:
         for waited in (0.0, 1.9, 2.0, 20.0, 30.0, 31.0, 90.0):
-            line.show(waited, lambda missing, waited=waited: f"{waited:g} {missing}")
+            line.show(waited, lambda waited, late: f"{waited:g} {late}")
     assert said.getvalue().split("\n")[:-1] == ["2 False", "30 True", "90 True"]
 
 
@@ -174,5 +187,5 @@ def test_a_terminal_has_one_line_which_ends_with_the_wait():
     said = _Terminal()
     with redirect_stderr(said), WaitLine() as line:
         for waited in (0.0, 2.0, 2.5, 3.0):
-            line.show(waited, lambda missing, waited=waited: f"{waited:g}")
+            line.show(waited, lambda waited, late: f"{waited:g}")
     assert said.getvalue() == "\r\x1b[2K2\r\x1b[2K3\r\x1b[2K"
