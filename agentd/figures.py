@@ -157,7 +157,8 @@ class FigureCollector:
                 end = await run_child(module, [kind], env=env, timeout_s=DEVICES_LIMIT_S)
                 report = read_answer(end, kind, DEVICES_LIMIT_S)
                 for _, pid, size in report.held:
-                    held[pid] = held.get(pid, 0) + size
+                    if size > 0:  # else the driver does not say it
+                        held[pid] = held.get(pid, 0) + size
                 self._devices[kind] = [
                     DeviceFigures(
                         kind, info.utilization, info.temperature, info.memory_bytes or -1, info.memory_used_bytes

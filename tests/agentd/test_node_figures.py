@@ -110,14 +110,13 @@ async def test_a_file_system_that_hangs_delays_no_answer_and_is_asked_once(scene
 
 def test_memory_of_accelerators_is_that_of_all_processes_of_a_worker(tmp_path):
     env = {**os.environ, "RLINF_ACTORS_WORKER": "b"}
-    child = subprocess.Popen(["sleep", "60"], env=env)
-    try:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
+        child.stdin.write(b"up\n")
+        child.stdin.flush()
+        child.stdout.readline()  # from here on its environment can be read
         held = {os.getpid(): 5, child.pid: 7, 1: 100}
         assert figures._of_workers(held, {"a": (os.getpid(), -1), "b": (0, -1)}) == {"a": 5, "b": 7}
         assert figures._of_workers(held, {"c": (0, -1)}) == {}, "unknown"
-    finally:
-        child.kill()
-        child.wait()
 
 
 async def test_accelerators_are_measured_by_a_child_of_the_probe(tmp_path):

@@ -11,6 +11,8 @@ import pytest
 
 from rlinf_actors import procfs
 from rlinf_actors.diagnosis.machine import holders
+from rlinf_actors.hardware.child_process import run_child
+from rlinf_actors.hardware.probe import read_answer
 from rlinf_actors.procfs import WORKER_MARK
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("nothing_left")]
@@ -47,6 +49,15 @@ async def test_living_ended_and_orphaned_holders_are_told_apart(
     assert found[2].command == "sleep"
     assert known[2].state == "worker"
     assert procfs.stat(gone) is None
+
+
+async def test_figures_of_accelerators_have_the_memory_of_each_process(nvml_environ: dict[str, str]) -> None:
+    env = {**nvml_environ, "FAKE_NVML_PROCESSES": f"0,{os.getpid()},10;3,{os.getpid()},5"}
+    end = await run_child("rlinf_actors.hardware.probe_child:measure_main", ["NV_GPU"], env=env, timeout_s=30.0)
+    report = read_answer(end, "NV_GPU", 30.0)
+    assert report.faults == []
+    assert report.infos[0].memory_used_bytes >= 0
+    assert report.held == [(0, os.getpid(), 10 << 20), (3, os.getpid(), 5 << 20)]
 
 
 async def test_a_broken_library_is_a_fault(nvml_environ: dict[str, str]) -> None:
