@@ -2,6 +2,7 @@
 
     python examples/cartpole/train.py              # on this machine
     python examples/cartpole/train.py --nodes 3    # on three nodes, all of them on this machine
+    rlinf-actors run --hosts a,b -- python examples/cartpole/train.py    # on two machines
 
 In each round the learner broadcasts its weights. The rollout workers take seeds from one channel, play a batch of
 episodes for each seed, and put it into another channel. If a worker dies, the channel gives the seed that this worker
@@ -80,18 +81,18 @@ def members(rollouts: int) -> list[tuple[str, object]]:
 
 @contextlib.contextmanager
 def cluster_of(nodes: int) -> Iterator[Cluster]:
-    """Start a private cluster, or several nodes, each with an agentd of its own."""
-    if nodes == 1:
-        with Cluster(num_nodes=1) as cluster:
+    """Start *nodes* nodes on this machine. With 0, use the cluster of RLINF_HEAD, else a private one of one node."""
+    if nodes:
+        with LocalCluster(nodes) as local, local.cluster() as cluster:
             yield cluster
     else:
-        with LocalCluster(nodes) as local, local.cluster() as cluster:
+        with Cluster() as cluster:
             yield cluster
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=0, help="start so many nodes on this machine")
     parser.add_argument("--workers", type=int, default=3, help="that play; at least 2")
     parser.add_argument("--rounds", type=int, default=18)
     parser.add_argument("--no-kill", action="store_true", help="kill no worker")
@@ -100,12 +101,12 @@ def main() -> None:
         parser.error("--workers must be at least 2: one of them is killed")
     start, screen = time.monotonic(), Screen(given.rounds, LONGEST)
     with cluster_of(given.nodes) as cluster:
-        places = NodePlacementStrategy([rank % given.nodes for rank in range(given.workers)])
+        places = NodePlacementStrategy([rank % cluster.num_nodes for rank in range(given.workers)])
         restart = RestartPolicy.on_failure(backoff_s=0.1)
         rollouts = Rollout.create_group().launch(cluster, places, name="rollout", restart=restart)
         learner = Learner.create_group(given.workers).launch(cluster, NodePlacementStrategy([0]), name="learner")
         seeds, batches = Channel.create("seeds"), Channel.create("batches")
-        screen.note(f"nodes: {given.nodes}, workers that play: {given.workers}, workers that learn: 1")
+        screen.note(f"nodes: {cluster.num_nodes}, workers that play: {given.workers}, workers that learn: 1")
         died = -1
         for round in range(given.rounds):
             loading = rollouts.load()

@@ -36,11 +36,11 @@ class Arm(Worker):
     def drive(self, observations: Channel, actions: Channel, steps: int) -> int:
         """Send an observation and do the action that answers it, 30 times a second. Return how often none came."""
         late = 0
-        for _ in range(steps):
+        for step in range(steps):
             due = time.monotonic() + 1 / HZ
-            observations.put(self.robot.get_observation())
+            observations.put((step, self.robot.get_observation()))
             try:
-                self.robot.send_action(actions.get(timeout=0.5))
+                self.robot.send_action(actions.get(step, timeout=0.5))  # an action that is late is under an older key
             except TimeoutError:
                 self.robot.hold()
                 late += 1
@@ -62,7 +62,7 @@ class Policy(Worker):
         distances: list[float] = []
         while True:
             try:
-                observation = observations.get()
+                step, observation = observations.get()
             except ChannelClosedError:
                 return distances
             rows, columns = offset(observation["front"])
@@ -70,7 +70,7 @@ class Policy(Worker):
             action = {key: value for key, value in observation.items() if key != "front"}
             action["shoulder_pan.pos"] += columns
             action["shoulder_lift.pos"] -= rows
-            actions.put(action)
+            actions.put(action, key=step)
 
 
 def offset(frame: Any) -> tuple[float, float]:
@@ -115,7 +115,7 @@ def drive(port: str, steps: int) -> None:
         on_the_arm = ComponentPlacement({"cluster": cluster_cfg}, cluster).get_strategy("arm")
         arm = Arm.create_group().launch(cluster, on_the_arm, name="arm")
         policy = Policy.create_group().launch(cluster, NodePlacementStrategy([0]), name="policy")
-        observations, actions = Channel.create("observations", maxsize=1), Channel.create("actions", maxsize=1)
+        observations, actions = Channel.create("observations", maxsize=1), Channel.create("actions")
         answering = policy.run(observations, actions)
         print("driving", flush=True)
         [late] = arm.drive(observations, actions, steps).wait()

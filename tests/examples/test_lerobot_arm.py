@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pace
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,16 +88,23 @@ def test_the_arm_is_a_lerobot_robot(env, servos):
     assert commands() == ["goal", "hold"]
 
 
-def test_the_arm_reaches_the_target_that_its_camera_shows(env, servos):
+def test_the_arm_holds_still_while_its_policy_hangs_and_then_reaches_the_target(env, servos):
     port, commands = servos
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "main.py"), "--port", port], env=env, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^60 frames, \d+ without an action in time$", done.stdout, re.M)
-    assert re.search(r"^the target was 22 pixels away, and is [012] pixels away$", done.stdout, re.M)
-    assert "goal" in commands()
+    command = [sys.executable, str(FOLDER / "main.py"), "--steps", "90", "--port", port]
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            assert pace.again_like(lambda: commands()[-1:], ["goal"]) == ["goal"]
+            started = psutil.Process(driver.pid).children(recursive=True)
+            (policy,) = [one for one in started if one.cmdline() and "policy:0" in one.cmdline()[0]]
+            policy.suspend()
+            assert pace.again_like(lambda: commands()[-1:], ["hold"]) == ["hold"]
+            policy.resume()
+            out, _ = driver.communicate(timeout=pace.PATIENCE_S)
+        finally:
+            driver.kill()
+    assert driver.returncode == 0
+    assert re.search(r"^90 frames, [1-9]\d* without an action in time$", out, re.M)
+    assert re.search(r"^the target was 22 pixels away, and is [012] pixels away$", out, re.M)
     assert commands()[-1] == "hold"
 
 
