@@ -273,8 +273,8 @@ class RunCluster:
             while program.poll() is None:
                 for key, _ in self._selector.select():
                     if key.data is None:
-                        number, from_kernel = self._signals.next()
-                        if not from_kernel:  # the program is in the terminal's foreground group, as this process is
+                        number, typed = self._signals.next()
+                        if not typed:  # the program is in the terminal's foreground group, as this process is
                             program.send_signal(number)
                     elif isinstance(key.data, _Child):
                         self._watch(key.data)
@@ -287,7 +287,7 @@ class RunCluster:
     def _watch(self, child: _Child) -> None:
         if child.heard() is None:
             self._selector.unregister(child.process.stdout)  # type: ignore[arg-type]
-            note(_ended(child))
+            _say(_ended(child))
 
     # --- end ---
 
@@ -296,7 +296,7 @@ class RunCluster:
         if not self._dir:
             return
         if left := run_program.end(self._id):
-            note(f"ended {left} processes that the program had left")
+            _say(f"ended {left} processes that the program had left")
         late = set(self._missing.values())
         for child in self._agents:
             child.close()
@@ -305,7 +305,7 @@ class RunCluster:
         deadline = time.monotonic() + END_S
         for child in self._agents:
             if not child.end(deadline):
-                note(f"{child.title} did not end in {END_S:g} s, and is killed")
+                _say(f"{child.title} did not end in {END_S:g} s, and is killed")
         if self._head is not None:
             self._head.tell(b"ended")
             self._head.close()
@@ -321,9 +321,9 @@ class RunCluster:
         if not self._failed or parent is None:
             return
         try:
-            note(f"the logs of this run are kept in {keep(self._dir, parent)}")
+            _say(f"the logs of this run are kept in {keep(self._dir, parent)}")
         except OSError as error:
-            note(f"the logs of this run are removed, for they cannot be kept in {parent}: {error}")
+            _say(f"the logs of this run are removed, for they cannot be kept in {parent}: {error}")
 
 
 class WaitLine:
@@ -354,6 +354,11 @@ class WaitLine:
         else:
             note(text)
             self.next_s = MISSING_S if waited < MISSING_S else waited + EVERY_S
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone, and the end of a run must not depend on it
+        note(text)
 
 
 def _last(child: _Child) -> str:

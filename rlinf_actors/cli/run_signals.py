@@ -2,7 +2,7 @@
 
 Between `__enter__` and `__exit__` the signals are blocked in this process, so no code is interrupted; children need
 `unblock`. The kernel sends Ctrl-C to every process of the terminal's foreground group, so the program has it already;
-a signal that a process sends to the run is for the program.
+every other signal is for the program: one from a process, and the SIGHUP that only a session's leader gets.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ _CLOEXEC = 0o2000000
 _SIGINFO_BYTES = 128
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_TYPED = (signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -39,9 +40,9 @@ class Signals:
         return self._fd
 
     def next(self) -> tuple[int, bool]:
-        """Return the next signal, and True if the kernel has sent it, as for Ctrl-C. Blocks until there is one."""
+        """Return the next signal, and True if it was typed at the terminal. Blocks until there is one."""
         number, _errno, code = struct.unpack_from("Iii", os.read(self._fd, _SIGINFO_BYTES))
-        return number, code > 0
+        return number, number in _TYPED and code > 0  # the kernel has sent it
 
     def unblock(self) -> None:
         """Give this process the signal mask of before. For the child between fork and exec."""

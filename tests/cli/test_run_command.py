@@ -129,6 +129,21 @@ class TestHere:
             finally:
                 process.kill()
 
+    def test_the_run_ends_with_its_terminal(self, tmp_path):
+        """The run leads its session, as under `ssh -t`: only the leader is told that the terminal is gone."""
+        ours, theirs = pty.openpty()
+        words = ["setsid", "--ctty", *RUN, "--", sys.executable, "-c", WAITS]
+        with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            os.close(theirs)
+            try:
+                with open(ours, "rb", 0) as terminal:
+                    while b"up" not in terminal.readline():
+                        pass
+                assert process.wait(pace.PATIENCE_S) == 128 + signal.SIGHUP
+            finally:
+                process.kill()
+        assert list((tmp_path / "kept").iterdir())
+
     def test_nothing_is_left_when_the_run_is_killed(self, tmp_path):
         """The program has a worker on each node, and a child."""
         then = "import subprocess; subprocess.Popen(['sleep', '1000']); await asyncio.sleep(1000)"
