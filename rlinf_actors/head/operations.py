@@ -288,7 +288,7 @@ class NodeQueries:
         limit_s: float,
     ) -> None:
         node = self._head.nodes.get(node_id)
-        if node is None or not node.usable:
+        if node is None or not node.alive:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
             raise commands.Refused("node_lost", f"node {node_id}, asked for its {title}, {state}")
         self._queries[order.id] = query = _NodeQuery(event.peer, event.id, node, order, title, self._head.now)

@@ -31,6 +31,7 @@ from rlinf_actors.wire.agent_messages import (
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, NodeFacts, PathTest
 from rlinf_actors.wire.client_messages import (
     CheckNode,
+    DrainNode,
     Enumerated,
     EnumerateHardware,
     FiguresRead,
@@ -324,3 +325,10 @@ def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):
     assert isinstance(refusal, Refuse)
     assert "too old to send stacks: upgrade it" in refusal.text
     assert kit.sent(SendStacks) == []
+
+
+def test_a_node_that_is_being_drained_is_still_asked(kit):
+    """Its workers go on, and may hang."""
+    kit.ask("d1", DrainNode("n1", "me", "new disk"))
+    assert kit.ask("d1", ReadStacks("n1", STACKS)) is None
+    assert [order.question for order in kit.sent(SendStacks, "a:n1")] == [STACKS]
