@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from virtual_time import VirtualLoop
 
 from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, _File, _where, split
-from rlinf_actors.wire.agent_messages import UPDATE
+from rlinf_actors.wire.agent_messages import UPDATE, OutputLost
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,14 @@ class Kit:
     def __init__(self, tmp_path, loop):
         self.loop = loop
         self.reports, self.reads, self.dir = [], [], tmp_path / "ns"
+        self.lost: list[OutputLost] = []
         self.answered = asyncio.Event()
         self.logs = LogForwarder(self.loop, "n0", self._reported, self._read)
 
     def _reported(self, report):
+        if isinstance(report, OutputLost):
+            self.lost.append(report)
+            return
         self.reports.append(report)
         if report.final:
             self.answered.set()
@@ -254,6 +258,7 @@ def test_lost_output_is_reported_to_its_owner(kit):
     kit.logs.lost("w", "/log/w.out: No space left on device")
     kit.logs.lost("w", "")
     kit.logs.lost("gone", "whatever")
+    assert kit.lost == [OutputLost("w", "/log/w.out: No space left on device"), OutputLost("w")]
     first, second = kit.lines()
     assert first.startswith("[rlinf-actors] output is lost: /log/w.out: No space left")
     assert second == "[rlinf-actors] output is written again"
