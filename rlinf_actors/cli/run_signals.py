@@ -41,7 +41,7 @@ class Signals:
 
     def next(self) -> tuple[int, bool]:
         """Return the next signal, and True if it was typed at the terminal. Blocks until there is one."""
-        number, _errno, code = struct.unpack_from("Iii", os.read(self._fd, _SIGINFO_BYTES))
+        number, _errno, code = struct.unpack_from("=Iii", os.read(self._fd, _SIGINFO_BYTES))
         return number, number in _TYPED and code > 0  # the kernel has sent it
 
     def unblock(self) -> None:
