@@ -12,6 +12,7 @@ import time
 import pace
 import pytest
 
+from agentd.health import STATES
 from rlinf_actors import Worker, procfs
 from rlinf_actors.cli import app
 from rlinf_actors.wire.values import ClusterEvent, WorkerPulse
@@ -101,9 +102,9 @@ def test_a_stopped_worker_is_unresponsive_until_it_goes_on(local, capsys):
     os.kill(pid, signal.SIGSTOP)
     event = next_of(cluster, "worker_unresponsive", "worker_died", after=before)
     assert (event.kind, event.pid, event.rank) == ("worker_unresponsive", pid, 0)
-    assert "its I/O thread does not answer" in event.text
+    assert STATES["T"] in event.text
     row = shown(capsys)
-    assert (row["state"], row["unresponsive"]) == ("running", "its I/O thread does not answer")
+    assert (row["state"], row["unresponsive"]) == ("running", STATES["T"])
     assert app.run(["workers"]) == 0
     assert "unresponsive for " in capsys.readouterr().out
     os.kill(pid, signal.SIGCONT)
