@@ -142,14 +142,15 @@ def refuse(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     assert not [one for one in unknown if one != "VALUE"], f"{parser.prog} refuses {unknown}"
 
 
-def walk(command: click.Command, arguments: list[str], whole: bool) -> None:
-    context = click.Context(command, info_name=command.name)
+def walk(command: click.Command, arguments: list[str], whole: bool, parent: click.Context | None = None) -> None:
+    # with the parent's -h, as when the program runs: click keeps a command's first option for help
+    context = click.Context(command, parent, command.name, **command.context_settings)
     values, rest, _ = command.make_parser(context).parse_args(args=list(arguments))
     if isinstance(command, click.Group):
         if rest and rest[0] != "VALUE":
             below = command.get_command(context, rest[0])
             assert below is not None, f"there is no command {rest[0]!r}"
-            walk(below, rest[1:], whole)
+            walk(below, rest[1:], whole, context)
         return
     more = [one for one in rest if one != "VALUE"]
     assert not more or context.allow_extra_args or command.ignore_unknown_options, f"too many arguments: {more}"
