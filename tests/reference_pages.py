@@ -209,9 +209,9 @@ def rlinf_names() -> str:
 
 def doctor() -> str:
     """docs/reference/doctor.md."""
-    from rlinf_actors.cli.doctor_checks import CHECKS
-    from rlinf_actors.cli.doctor_cluster_checks import CLUSTER_CHECKS, machines
-    from rlinf_actors.cli.doctor_node_checks import NODE_CHECKS, OF_NODES
+    from rlinf_actors.cli.doctor.cluster_checks import CLUSTER_CHECKS, machines
+    from rlinf_actors.cli.doctor.machine_checks import CHECKS
+    from rlinf_actors.cli.doctor.node_checks import NODE_CHECKS, OF_NODES
 
     tables = (
         ("This machine", "Facts about the machine on which the command runs.", CHECKS),

@@ -1,1 +1,1 @@
-"""The command line `rlinf-actors`. One module per command. The extra [cli] adds rich and psutil."""
+"""The command line `rlinf-actors`. A command is a module, or a package. The extra [cli] adds rich and psutil."""

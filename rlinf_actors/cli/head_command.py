@@ -20,9 +20,9 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from rlinf_actors.cli import run_program
 from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
+from rlinf_actors.cli.run import program as run_program
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.head import state_place

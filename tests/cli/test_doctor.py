@@ -16,10 +16,13 @@ from namespaces import can_unshare
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cli import app, doctor, doctor_checks, doctor_machine
-from rlinf_actors.cli.doctor_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess, diagnose
-from rlinf_actors.cli.doctor_finding import Finding
-from rlinf_actors.cli.doctor_machine import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
+from rlinf_actors.cli import app
+from rlinf_actors.cli.doctor import command as doctor
+from rlinf_actors.cli.doctor import machine as doctor_machine
+from rlinf_actors.cli.doctor import machine_checks as doctor_checks
+from rlinf_actors.cli.doctor.finding import Finding
+from rlinf_actors.cli.doctor.machine import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
+from rlinf_actors.cli.doctor.machine_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess, diagnose
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
 from rlinf_actors.net.link import Diagnosis

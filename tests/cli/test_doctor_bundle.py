@@ -13,9 +13,9 @@ import pytest
 
 from rlinf_actors import Worker, WorkerDiedError
 from rlinf_actors.cli import app
-from rlinf_actors.cli.doctor_bundle import write_bundle
-from rlinf_actors.cli.doctor_cluster import ClusterFacts
-from rlinf_actors.cli.redaction import REMOVED, Redactor
+from rlinf_actors.cli.doctor.bundle import write_bundle
+from rlinf_actors.cli.doctor.cluster import ClusterFacts
+from rlinf_actors.cli.doctor.redaction import REMOVED, Redactor
 from rlinf_actors.errors import UsageError
 from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.settings import CLIENT_CONFIG, Settings

@@ -9,9 +9,9 @@ from cli_kit import node
 from msgspec.structs import replace
 from test_doctor import FACTS
 
-from rlinf_actors.cli import doctor_cluster_checks as checks
-from rlinf_actors.cli import doctor_node_checks
-from rlinf_actors.cli.doctor_cluster import ClockOffset, ClusterFacts, End, Path, in_rounds, ring_and_star
+from rlinf_actors.cli.doctor import cluster_checks as checks
+from rlinf_actors.cli.doctor import node_checks as doctor_node_checks
+from rlinf_actors.cli.doctor.cluster import ClockOffset, ClusterFacts, End, Path, in_rounds, ring_and_star
 from rlinf_actors.wire.check_values import Holder, Interface, Interpreter, LogUse, PathAnswer, Transfer
 from rlinf_actors.wire.figure_values import DiskFigures
 from rlinf_actors.wire.key_messages import KeyLimits, Keys, KeyState

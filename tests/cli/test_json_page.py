@@ -11,15 +11,15 @@ import pytest
 from cli_kit import node
 from msgspec.structs import replace
 
-from rlinf_actors.cli import top_view
 from rlinf_actors.cli.channel_command import figures_dict
-from rlinf_actors.cli.doctor import report
-from rlinf_actors.cli.doctor_cluster import ClusterFacts, End, Path
-from rlinf_actors.cli.doctor_finding import Finding
+from rlinf_actors.cli.doctor.cluster import ClusterFacts, End, Path
+from rlinf_actors.cli.doctor.command import report
+from rlinf_actors.cli.doctor.finding import Finding
 from rlinf_actors.cli.hw_command import scan_dict
 from rlinf_actors.cli.job_command import job_dict
 from rlinf_actors.cli.logs_command import Source, line_dict
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict
+from rlinf_actors.cli.top import view as top_view
 from rlinf_actors.cli.trace_command import switch_dict, trace_dict
 from rlinf_actors.cli.views import driver_dict, group_dict, node_dict, summary, worker_dict
 from rlinf_actors.cli.worker_command import KILLED, _worker_of

@@ -17,7 +17,7 @@ from pathlib import Path
 import pace
 import pytest
 
-from rlinf_actors.cli.run_cluster import WaitLine
+from rlinf_actors.cli.run.cluster import WaitLine
 from rlinf_actors.cluster.local_daemon import processes_with
 from rlinf_actors.settings import TEST_MARK
 

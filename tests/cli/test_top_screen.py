@@ -15,8 +15,8 @@ DRAW = """
 import asyncio, sys, types
 sys.path.insert(0, sys.argv[1])
 from board_kit import board
-from rlinf_actors.cli.top_screen import Screen
-from rlinf_actors.cli.top_view import Choice
+from rlinf_actors.cli.top.screen import Screen
+from rlinf_actors.cli.top.view import Choice
 
 async def main():
     hostile = board("\\x1b[2J\\x1b]0;title\\x07\\x9b2J\\u202e[bold]")

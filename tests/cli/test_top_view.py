@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from board_kit import board
 
-from rlinf_actors.cli.top_view import Choice, headline, keys, pressed, report, table
+from rlinf_actors.cli.top.view import Choice, headline, keys, pressed, report, table
 from rlinf_actors.sampling.sample import Board, Sample
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import ChannelFigures, DeviceFigures, NodeFigures, ProcessFigures, WorkerFigures

@@ -45,7 +45,7 @@ ALLOWED = {
     ("rlinf_actors/config/config_values.py", "yaml.load"),  # by a SafeLoader
     # only the name, in messages
     ("rlinf_actors/wire/check_values.py", "cloudpickle"),
-    ("rlinf_actors/cli/doctor_checks.py", "cloudpickle"), ("rlinf_actors/cli/doctor_machine.py", "cloudpickle"),
+    ("rlinf_actors/cli/doctor/machine_checks.py", "cloudpickle"), ("rlinf_actors/cli/doctor/machine.py", "cloudpickle"),
     ("rlinf_actors/template/bootstrap.py", "cloudpickle"),
     # runs the user's program, a file of this machine, as `python` does
     ("rlinf_actors/dropin/__main__.py", "compile"), ("rlinf_actors/dropin/__main__.py", "exec"),

@@ -16,7 +16,7 @@ SOURCES = sorted(path for top in ("rlinf_actors", "agentd") for path in (ROOT / 
 
 NATIVE = {
     # structures of this machine's kernel and libraries, and an errno from a child: they never leave the machine
-    "agentd/keeper.py", "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/run_signals.py",
+    "agentd/keeper.py", "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/run/signals.py",
     "rlinf_actors/hardware/interfaces.py",
     "rlinf_actors/net/connection_guard.py", "rlinf_actors/net/connection_watch.py",
     "rlinf_actors/net/curve.py", "rlinf_actors/net/unix_sockets.py",
@@ -25,7 +25,7 @@ NATIVE = {
 MEMORY = {
     # a CPU's memory through ctypes: of this process, or shared by processes of one machine
     "agentd/keeper.py", "agentd/users.py", "rlinf_actors/hardware/egl.py",
-    "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/run_signals.py", "rlinf_actors/diagnosis/machine.py",
+    "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/run/signals.py", "rlinf_actors/diagnosis/machine.py",
     "rlinf_actors/environ_block.py", "rlinf_actors/net/shared_memory.py",
     "rlinf_actors/net/descriptors.py", "rlinf_actors/net/held_signals.py", "rlinf_actors/net/memory_mapping.py",
     "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost_errors.py", "rlinf_actors/messaging/contents.py",

@@ -1,6 +1,6 @@
 """`rlinf-actors doctor`: check this machine and the nodes of a cluster, and print each problem with its fix.
 
-doctor_machine collects the facts about this machine, and doctor_cluster those about the nodes. The checks turn facts
+doctor.machine collects the facts about this machine, and doctor.cluster those about the nodes. The checks turn facts
 into findings; they are pure, and are rows of tables.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 import click
 import msgspec
 
-from rlinf_actors.cli.doctor_bundle import check_new, write_bundle
-from rlinf_actors.cli.doctor_checks import MachineFacts, diagnose
-from rlinf_actors.cli.doctor_cluster import ClusterFacts, ask_cluster
-from rlinf_actors.cli.doctor_cluster_checks import diagnose_cluster, speed, table
-from rlinf_actors.cli.doctor_finding import FAIL, PASS, WARN, Finding
-from rlinf_actors.cli.doctor_machine import inspect_machine
+from rlinf_actors.cli.doctor.bundle import check_new, write_bundle
+from rlinf_actors.cli.doctor.cluster import ClusterFacts, ask_cluster
+from rlinf_actors.cli.doctor.cluster_checks import diagnose_cluster, speed, table
+from rlinf_actors.cli.doctor.finding import FAIL, PASS, WARN, Finding
+from rlinf_actors.cli.doctor.machine import inspect_machine
+from rlinf_actors.cli.doctor.machine_checks import MachineFacts, diagnose
 from rlinf_actors.cli.output import echo, json_option, note, show_json, show_table
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.discovery import with_client_file

@@ -1,6 +1,6 @@
 """Collects the facts about this machine that `rlinf-actors doctor` checks. Changes nothing.
 
-The checks in doctor_checks turn the facts into findings. Running agentds are
+The checks in doctor.machine_checks turn the facts into findings. Running agentds are
 found by the locks in their run directories. An agentd is left out if this user may not see its run directory or its
 environment.
 """
@@ -27,7 +27,7 @@ import msgspec
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import leftovers
-from rlinf_actors.cli.doctor_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess
+from rlinf_actors.cli.doctor.machine_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess
 from rlinf_actors.cli.queries import fetch_status
 from rlinf_actors.cli.views import figures_of
 from rlinf_actors.config_files import read_text

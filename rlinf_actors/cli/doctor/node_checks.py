@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_actors.cli.doctor_finding import FAIL, PASS, WARN, Check, Finding
+from rlinf_actors.cli.doctor.finding import FAIL, PASS, WARN, Check, Finding
 from rlinf_actors.cli.output import mib
 from rlinf_actors.model.readable import duration
 from rlinf_actors.wire.check_values import NodeFacts

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors.cli.doctor_cluster import ANSWER_S, ClusterFacts
+from rlinf_actors.cli.doctor.cluster import ANSWER_S, ClusterFacts
+from rlinf_actors.cli.doctor.redaction import Redactor
 from rlinf_actors.cli.job_command import jobs_of
 from rlinf_actors.cli.queries import expected, observing
-from rlinf_actors.cli.redaction import Redactor
 from rlinf_actors.cli.views import group_dict, node_dict, summary, worker_dict
 from rlinf_actors.config_files import read_text
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError

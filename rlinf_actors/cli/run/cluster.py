@@ -5,7 +5,7 @@ its order on stdin (model.run_order) and answers on stdout: the head by its addr
 its node has registered. The pipe to stdin is what they live by: it closes when this process ends, also by kill -9. Then
 each agentd ends its workers and itself, and the head ends the program and removes the directory of the run.
 
-One thread, one selector: pipes, the program's pidfd, and signals (run_signals). The directory of the run has the key of
+One thread, one selector: pipes, the program's pidfd, and signals (run.signals). The directory of the run has the key of
 the program's driver, and the logs, which are kept if the run fails.
 """
 
@@ -30,10 +30,10 @@ from pathlib import Path
 import msgspec
 
 from rlinf_actors import procfs, run_dirs
-from rlinf_actors.cli import run_program
 from rlinf_actors.cli.output import note, plain
-from rlinf_actors.cli.run_plans import Plan
-from rlinf_actors.cli.run_signals import ENDING, Signals
+from rlinf_actors.cli.run import program
+from rlinf_actors.cli.run.plans import Plan
+from rlinf_actors.cli.run.signals import ENDING, Signals
 from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.kept_logs import keep
@@ -266,21 +266,21 @@ class RunCluster:
         """Run the program, and forward signals to it. Return its exit code, 128 + N if signal N has ended it."""
         env = {name: value for name, value in os.environ.items() if name not in (HEAD_KEY, KEY_FILE)}
         env |= {HEAD: self._address, KEY_DIR: f"{self._dir}/keys", NUM_NODES: str(len(self._plan.names))}
-        program = run_program.start(self._id, command, env, self._signals.unblock)
-        pidfd = os.pidfd_open(program.pid)
+        started = program.start(self._id, command, env, self._signals.unblock)
+        pidfd = os.pidfd_open(started.pid)
         try:
-            self._selector.register(pidfd, selectors.EVENT_READ, program)
-            while program.poll() is None:
+            self._selector.register(pidfd, selectors.EVENT_READ, started)
+            while started.poll() is None:
                 for key, _ in self._selector.select():
                     if key.data is None:
                         number, typed = self._signals.next()
                         if not typed:  # the program is in the terminal's foreground group, as this process is
-                            program.send_signal(number)
+                            started.send_signal(number)
                     elif isinstance(key.data, _Child):
                         self._watch(key.data)
         finally:
             os.close(pidfd)
-        code = program.returncode
+        code = started.returncode
         self._failed = code != 0
         return code if code >= 0 else 128 - code
 
@@ -295,7 +295,7 @@ class RunCluster:
         """End the program's processes, the agentds and the head, and remove the directories of the run."""
         if not self._dir:
             return
-        if left := run_program.end(self._id):
+        if left := program.end(self._id):
             _say(f"ended {left} processes that the program had left")
         late = set(self._missing.values())
         for child in self._agents:

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlinf_actors.cli.doctor_cluster import ClusterFacts, End, Path
-from rlinf_actors.cli.doctor_finding import FAIL, PASS, WARN, Check, Finding
-from rlinf_actors.cli.doctor_node_checks import OF_NODES
+from rlinf_actors.cli.doctor.cluster import ClusterFacts, End, Path
+from rlinf_actors.cli.doctor.finding import FAIL, PASS, WARN, Check, Finding
+from rlinf_actors.cli.doctor.node_checks import OF_NODES
 from rlinf_actors.head.key_registry import WARNINGS_S
 from rlinf_actors.model.readable import duration
 from rlinf_actors.wire.check_values import Transfer

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rlinf_actors.cli.output import drawn_table, plain
-from rlinf_actors.cli.top_view import HELP, VIEWS, Choice, headline, keys, pressed, table
+from rlinf_actors.cli.top.view import HELP, VIEWS, Choice, headline, keys, pressed, table
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.sampling.sampler import Sampler

@@ -1,6 +1,6 @@
 """`rlinf-actors run`: start a cluster, run a program on it, and end the cluster with the program.
 
-run_plans decides where the nodes are, run_cluster starts and ends them.
+run.plans decides where the nodes are, run.cluster starts and ends them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import sys
 
 import click
 
-from rlinf_actors.cli import run_plans
 from rlinf_actors.cli.output import complain
-from rlinf_actors.cli.run_cluster import RunCluster
-from rlinf_actors.cli.run_signals import Signals
+from rlinf_actors.cli.run import plans
+from rlinf_actors.cli.run.cluster import RunCluster
+from rlinf_actors.cli.run.signals import Signals
 from rlinf_actors.errors import UsageError
 from rlinf_actors.exit_codes import NOT_EXECUTABLE, NOT_FOUND
 
@@ -77,11 +77,11 @@ def run(
         raise UsageError("--nodes, --hosts and --slurm are three places for nodes: give one of them")
     log_dir = os.path.abspath(log_dir) if log_dir else None
     if slurm:
-        plan = run_plans.in_slurm(address, log_dir)
+        plan = plans.in_slurm(address, log_dir)
     elif hosts is None:
-        plan = run_plans.here(nodes or 1, log_dir)
+        plan = plans.here(nodes or 1, log_dir)
     else:
-        plan = run_plans.by_ssh(list(filter(None, hosts.split(","))), ssh, python or sys.executable, address, log_dir)
+        plan = plans.by_ssh(list(filter(None, hosts.split(","))), ssh, python or sys.executable, address, log_dir)
     with Signals() as signals, RunCluster(plan, signals) as cluster:
         ended = cluster.wait_ready(timeout)
         code = 128 + ended if ended else cluster.run(command)

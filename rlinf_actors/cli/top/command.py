@@ -1,6 +1,6 @@
 """The command `rlinf-actors top`: nodes, workers and channels with what they use, in a terminal or as one table.
 
-`top_view` decides what is shown, `top_screen` has the terminal, and package `sampling` asks the head and the nodes, as
+`top.view` decides what is shown, `top.screen` has the terminal, and package `sampling` asks the head and the nodes, as
 for the page of `serve`.
 """
 
@@ -16,7 +16,7 @@ import click
 
 from rlinf_actors.cli.output import Amount, json_option, note, plain, show_json, show_table
 from rlinf_actors.cli.queries import OBSERVERS, find_head, head_option
-from rlinf_actors.cli.top_view import SORT_KEYS, VIEWS, Choice, report, table
+from rlinf_actors.cli.top.view import SORT_KEYS, VIEWS, Choice, report, table
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net import discovery
 from rlinf_actors.sampling.sampler import Sampler
@@ -119,7 +119,7 @@ async def _once(endpoint: str, settings: Settings, choice: Choice, as_json: bool
 
 
 async def _live(endpoint: str, settings: Settings, choice: Choice, every_s: float) -> None:
-    from rlinf_actors.cli.top_screen import Screen
+    from rlinf_actors.cli.top.screen import Screen
 
     async with _sampling(endpoint, settings, every_s) as sampler:
         await Screen(sampler, choice).run()

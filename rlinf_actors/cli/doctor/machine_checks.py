@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_actors.cgroups.roots import Roots
-from rlinf_actors.cli.doctor_finding import FAIL, PASS, WARN, Check, Finding
-from rlinf_actors.cli.doctor_node_checks import NODE_CHECKS
+from rlinf_actors.cli.doctor.finding import FAIL, PASS, WARN, Check, Finding
+from rlinf_actors.cli.doctor.node_checks import NODE_CHECKS
 from rlinf_actors.cli.output import mib
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.head.key_registry import WARNINGS_S
@@ -68,7 +68,7 @@ class KeyOnDisk:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts about this machine from which the checks find problems. doctor_machine collects them; tests invent
+    """The facts about this machine from which the checks find problems. doctor.machine collects them; tests invent
     them.
     """
 

@@ -1,0 +1,1 @@
+"""`rlinf-actors doctor`: facts, checks and their report."""

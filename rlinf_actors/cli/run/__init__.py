@@ -1,0 +1,1 @@
+"""`rlinf-actors run`: a cluster that begins and ends with a program."""

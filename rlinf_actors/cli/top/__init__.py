@@ -1,0 +1,1 @@
+"""`rlinf-actors top`: what a cluster uses, in a terminal."""
