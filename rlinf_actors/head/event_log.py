@@ -1,8 +1,9 @@
 """The event log: which nodes, drivers and workers joined, ended or failed, and why. Pure.
 
 House rules: only a LogEvent command adds an entry, so the event log and the head's own log file (`head.log_lines`) say
-the same. The event log is bounded: each member, each job and all refusals together have a share, and the largest share
-makes room, so that no member pushes out the entries of others. `head.refusal_log` bounds the entries about refusals.
+the same. The event log is bounded: each member, each of the newest jobs that belong to no driver's key, all earlier
+such jobs together and all refusals together have a share, and the largest share makes room, so that no member pushes
+out the entries of others. `head.refusal_log` bounds the entries about refusals.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 KEPT_EVENTS = 10_000
 KEPT_CHARS = 16 << 20
 """Largest number of characters of text in the log. An event with the last output of a dead worker is long."""
+JOBS = 100
+"""Largest number of jobs with a share of their own. If each job of a year had one, it would keep a single entry, and so
+would the job that runs.
+"""
 ANSWER_EVENTS = 1000
 ANSWER_CHARS = 1 << 20
 """Largest number of characters in one answer; a reader asks again for the rest."""
@@ -55,9 +60,10 @@ class _Reader(msgspec.Struct, eq=False):
 
 
 class _Share(msgspec.Struct):
-    """The log entries that count together for the limits: those of one member or job, or all refusals.
+    """The log entries that count together for the limits: those of one member or job, of earlier jobs, or all refusals.
 
-    `seqs` are the numbers of the entries, the oldest first; `chars` is the length of their texts.
+    `seqs` are the numbers of the entries, the oldest first (those of earlier jobs: of the job that was silent first);
+    `chars` is the length of their texts.
     """
 
     seqs: deque[int] = msgspec.field(default_factory=deque)
@@ -66,6 +72,8 @@ class _Share(msgspec.Struct):
 
 _REFUSALS = "\0refusals"
 """Name of the share of all refusals together."""
+_EARLIER = "\0earlier jobs"
+"""Name of the share of all jobs together that have no share of their own any more."""
 
 
 class EventLog:
@@ -99,6 +107,7 @@ class EventLog:
         self._kept_chars = kept_chars
         self._events: dict[int, ClusterEvent] = {}  # by number, the oldest first
         self._shares: dict[str, _Share] = {}
+        self._jobs: dict[str, None] = {}  # shares of jobs, the one that is silent for longest first
         self._sizes: Heaviest[str] = Heaviest()  # parts of the log that the shares have
         self._resized: dict[str, None] = {}  # shares whose sizes have changed since a look at the largest one
         self._chars = 0
@@ -149,6 +158,11 @@ class EventLog:
             share = self._shares[key] = _Share()
         share.seqs.append(event.seq)
         self._count(key, share, _chars(event))
+        if key and key == event.namespace:
+            self._jobs.pop(key, None)
+            self._jobs[key] = None
+            if len(self._jobs) > JOBS:
+                self._end_share(next(iter(self._jobs)))
         while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
             self._make_room(key)
 
@@ -242,9 +256,22 @@ class EventLog:
         if self.is_watched:
             self._dropped.append(seq)
         if not share.seqs:
-            del self._shares[most]
-            self._resized.pop(most)
-            self._sizes.set(most, 0)
+            self._remove_share(most)
+
+    def _end_share(self, job: str) -> None:
+        """Let the entries of a job count with those of earlier jobs."""
+        share = self._shares[job]
+        self._remove_share(job)
+        earlier = self._shares.setdefault(_EARLIER, _Share())
+        earlier.seqs.extend(share.seqs)
+        earlier.chars += share.chars
+        self._resized[_EARLIER] = None
+
+    def _remove_share(self, key: str) -> None:
+        del self._shares[key]
+        self._jobs.pop(key, None)
+        self._resized.pop(key, None)
+        self._sizes.set(key, 0)
 
     def _count(self, key: str, share: _Share, chars: int) -> None:
         share.chars += chars

@@ -12,6 +12,9 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
+STALE = 64
+"""Number of entries that are not present weights which the heap of a small table may have."""
+
 
 class Heaviest(Generic[K]):
     """Weights by key. Of keys with equal weights, the one that was added first counts as the heavier one."""
@@ -32,7 +35,7 @@ class Heaviest(Generic[K]):
         number = next(self._numbers) if before is None else before[1]
         self._weights[key] = weight, number
         heapq.heappush(self._heap, (-weight, number, key))
-        if len(self._heap) > 64 + 4 * len(self._weights):
+        if len(self._heap) > STALE + 4 * len(self._weights):
             self._heap = [(-weight, number, key) for key, (weight, number) in self._weights.items()]
             heapq.heapify(self._heap)
 

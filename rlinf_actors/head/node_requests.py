@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rlinf_actors.head import commands
+from rlinf_actors.head.heaviest import STALE
 from rlinf_actors.head.records import Index, NodeLife
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
@@ -83,6 +84,7 @@ class NodeRequests:
         if not same:
             del self._requests[request.num_nodes]
             self._first_lacking.pop(request.num_nodes, None)
+            self._due_of.pop(request.num_nodes, None)
 
     def nodes_changed(self) -> None:
         """Note that one more node may have a rank now, and answer the requests that have enough nodes."""
@@ -92,8 +94,7 @@ class NodeRequests:
             at, num_nodes = heapq.heappop(self._due)
             if self._due_of.get(num_nodes) == at:
                 del self._due_of[num_nodes]
-                if num_nodes in self._requests:
-                    due.append(num_nodes)
+                due.append(num_nodes)
         for num_nodes in due:
             if self._certainly_lacks(num_nodes):
                 self._examine_after(num_nodes, 1)
@@ -102,9 +103,12 @@ class NodeRequests:
 
     def _examine_after(self, num_nodes: int, changes: int) -> None:
         at = self._changes + changes
-        if self._due_of.get(num_nodes) != at:  # else that entry is from requests that were removed meanwhile
-            self._due_of[num_nodes] = at
-            heapq.heappush(self._due, (at, num_nodes))
+        self._due_of[num_nodes] = at
+        heapq.heappush(self._due, (at, num_nodes))
+        # Entries of requests that have ended leave the heap at its top. So many nodes may never come.
+        if len(self._due) > STALE + 4 * len(self._due_of):
+            self._due = [(at, num_nodes) for num_nodes, at in self._due_of.items()]
+            heapq.heapify(self._due)
 
     def _certainly_lacks(self, num_nodes: int) -> bool:
         """Return True if the rank that was the first to lack a node still belongs to a node that is not there."""

@@ -8,6 +8,7 @@ import typing
 import pytest
 from head_kit import HeadKit, client_hello
 
+from rlinf_actors.head import event_log
 from rlinf_actors.head.commands import Answer, Identity, LogEvent, NoticeReceived, Refused
 from rlinf_actors.head.event_log import ERRORS, WARNINGS, EventLog, level
 from rlinf_actors.head.quotas import LIMITS
@@ -105,6 +106,37 @@ def test_events_of_the_largest_share_are_evicted():
     kept = texts(kit.ask())
     assert kept[:3] == ["a", "b", "node"]
     assert kept.count("who") in (3, 4)
+
+
+def test_newest_jobs_keep_their_events_however_many_jobs_there_were(monkeypatch):
+    monkeypatch.setattr(event_log, "JOBS", 3)
+    kit = LogKit(kept=20)
+    said = [f"job {job} {what}" for job in range(50) for what in ("starts", "runs", "ends")]
+    for text in said:
+        kit.add(text, namespace=text.split()[1])
+    assert texts(kit.ask()) == said[-20:]
+    assert len(kit.log._shares) == 4, "one is that of all earlier jobs"
+
+
+def test_shares_of_members_stay_apart_however_many_there_are(monkeypatch):
+    monkeypatch.setattr(event_log, "JOBS", 2)
+    kit = LogKit(kept=20)
+    for name in "abcdefgh":
+        kit.enter(LogEvent("driver_joined", name, namespace="ns"), whose=f"driver {name}")
+    kit.add(*(f"{n}" for n in range(50)), namespace="loud")
+    assert texts(kit.ask()) == [*"abcdefgh", *(f"{n}" for n in range(38, 50))]
+
+
+def test_job_that_goes_on_has_its_share_again(monkeypatch):
+    monkeypatch.setattr(event_log, "JOBS", 2)
+    kit = LogKit(kept=6)
+    kit.add("a1", namespace="a")
+    for name in "bcd":
+        kit.add(f"{name}1", f"{name}2", namespace=name)
+    assert texts(kit.ask()) == ["b1", "b2", "c1", "c2", "d1", "d2"], "a was silent for longest"
+    kit.add("a2", namespace="a")
+    kit.add("d3", namespace="d")
+    assert texts(kit.ask()) == ["c1", "c2", "d1", "d2", "a2", "d3"]
 
 
 def test_reader_of_several_pages_learns_once_of_dropped_events():
