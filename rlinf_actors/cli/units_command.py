@@ -117,7 +117,9 @@ def uninstall(directory: str, force: bool, yes: bool) -> None:
         note(f"remove: {path}")
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"this stops {len(found.running)} running units and their workers: confirm it by --yes")
+            running, removed = len(found.running), len(found.files)
+            what = f"stops {running} running units and their workers, and removes {removed} files"
+            raise UsageError(f"this {what}: confirm it by --yes")
         click.confirm("Do this?", abort=True, err=True)
     unit_removal.carry_out(found, folder)
     for path in found.files:

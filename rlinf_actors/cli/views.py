@@ -278,7 +278,7 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 
 @groups.command()
 @click.argument("name")
-@click.option("--namespace", metavar="NS", help="Namespace of the group; needed if several groups have that name.")
+@click.option("--job", "--namespace", "namespace", metavar="NAME", help="The job; needed if several have such a group.")
 @grace_option
 @reason_option
 @head_option
@@ -321,10 +321,11 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
         return found[0]
     if found:
         spaces = ", ".join(sorted(group.namespace for group in found))
-        raise UsageError(f"{len(found)} groups are called {name!r}: say which by --namespace ({spaces})")
+        raise UsageError(f"{len(found)} groups are called {name!r}: say which by --job ({spaces})")
     where = "" if namespace is None else f" in namespace {namespace!r}"
     known = ", ".join(sorted(f"{group.name} ({group.namespace})" for group in groups)) or "none at all"
-    raise UsageError(f"there is no group {name!r}{where}; there are: {known}")
+    ended = f"if it has ended, `rlinf-actors events --group {name}` says how it ended"
+    raise UsageError(f"there is no group {name!r}{where}; there are: {known}; {ended}")
 
 
 @dataclass(frozen=True)

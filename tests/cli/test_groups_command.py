@@ -41,8 +41,9 @@ def test_detached_group_is_shown_as_detached(shown):
     ("arguments", "said"),
     [
         (("nothing",), "there is no group 'nothing'; there are: a (one), a (two), b (one)"),
-        (("b", "--namespace", "two"), "there is no group 'b' in namespace 'two'"),
-        (("a",), "2 groups are called 'a': say which by --namespace (one, two)"),
+        (("b", "--job", "two"), "there is no group 'b' in namespace 'two'"),
+        (("b", "--namespace", "two"), "`rlinf-actors events --group b` says how it ended"),
+        (("a",), "2 groups are called 'a': say which by --job (one, two)"),
     ],
 )
 def test_a_group_is_found_by_name_and_namespace(shown, arguments, said):
