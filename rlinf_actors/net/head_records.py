@@ -14,6 +14,7 @@ import fcntl
 import glob
 import itertools
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -203,8 +204,14 @@ def script_of(pid: int) -> str:
     return script_in(words)
 
 
+_TOKEN = re.compile(r"(--token[ =]|keys join )[^ -][^ ]*")
+
+
 def script_in(words: list[str]) -> str:
-    """Return a command line for people, such as ``train.py --epochs 3``: the words without Python and its options."""
+    """Return a command line for people, such as ``train.py --epochs 3``: the words without Python and its options.
+
+    A join token is left out: it is a secret until it is used.
+    """
     if words and os.path.basename(words[0]).startswith("python"):
         rest = words[1:]
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
@@ -216,7 +223,7 @@ def script_in(words: list[str]) -> str:
         words = rest or words[:1]
     if words:
         words[0] = os.path.basename(words[0])
-    return " ".join(words)
+    return _TOKEN.sub(r"\1...", " ".join(words))
 
 
 # --- finding records ---

@@ -343,6 +343,13 @@ def test_comparing_a_remote_head_does_not_resolve_its_name(monkeypatch):
         (["python", "-c", "pass"], "python -c pass"),
         (["python"], "python"),
         (["/opt/bin/rlinf-actors", "head"], "rlinf-actors head"),
+        (
+            ["agentd", "--connect", "gpu-head:6380", "--token", "rlinf-join-abc", "--strict"],
+            "agentd --connect gpu-head:6380 --token ... --strict",
+        ),
+        (["agentd", "--token=rlinf-join-abc"], "agentd --token=..."),
+        (["agentd", "--token", "-"], "agentd --token -"),
+        (["rlinf-actors", "keys", "join", "rlinf-join-abc"], "rlinf-actors keys join ..."),
     ],
 )
 def test_a_script_is_named_without_its_interpreter(words, script):
