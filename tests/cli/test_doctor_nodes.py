@@ -159,6 +159,17 @@ def test_a_different_version_is_named_with_its_node_and_a_fix():
     }
 
 
+def test_an_interpreter_of_jobs_that_is_agentds_own_is_a_place_only_where_it_differs():
+    own = Interpreter("/p", "3.11.7", {"torch": "2.9", "numpy": "2.0"}, own=True)
+    job = Interpreter("/p", "3.11", {"torch": "2.8", "numpy": "2.0"})  # started before torch was upgraded
+    facts = cluster(1)
+    facts.facts["id-n0"] = replace(FACTS, interpreters=[own, job])
+    table = checks.table(facts)
+    assert table["python"] == {"3.11.7": ["n0"]}
+    assert table["numpy"] == {"2.0": ["n0"]}
+    assert table["torch"] == {"2.9": ["n0"], "2.8": ["n0 (/p)"]}
+
+
 def test_versions_of_the_machine_of_the_driver_count():
     own = Interpreter("/p", "3.11.7", {"numpy": "2.0"}, own=True)
     facts = cluster(1, here=replace(FACTS, interpreters=[replace(own, packages={"numpy": "1.9"})]))

@@ -76,9 +76,13 @@ def table(cluster: ClusterFacts) -> Versions:
     here = {HERE: cluster.here} if cluster.here is not None else {}
     for node, facts in {**{cluster.name(id): facts for id, facts in cluster.facts.items()}, **here}.items():
         found.setdefault("rlinf-actors", {}).setdefault(facts.version, []).append(node)
+        own = {one.path: {"python": one.python, **one.packages} for one in facts.interpreters if one.own}
         for one in facts.interpreters:
-            place = node if one.own else f"{node} ({one.path})"
+            agentd = own.get(one.path, {})
             for package, version in {"python": one.python, **one.packages}.items():
+                if package == "python" and agentd.get(package, "").startswith(f"{version}."):
+                    version = agentd[package]  # interpreters of jobs tell 3.11, agentd's own 3.11.7
+                place = node if one.own or agentd.get(package) == version else f"{node} ({one.path})"
                 places = found.setdefault(package, {}).setdefault(version, [])
                 if place not in places:
                     places.append(place)
