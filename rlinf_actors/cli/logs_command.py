@@ -85,7 +85,7 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
     "node",
     default="",
     metavar="NODE",
-    help="Only of this node (host name, id or rank), with the log file of its agentd.",
+    help="Only of this node (host name, id or rank), with the log file of its agentd, if it has one.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Wait for further output, until the workers have ended.")
 @click.option(
@@ -148,6 +148,9 @@ async def _show(endpoint: str, status: Status, target: str, job: str, node: str,
         sources = await _sources(
             client, nodes, _jobs(status, target, job), target, with_daemon=bool(node) and not target
         )
+        if node and not (target or job or wanted.only_err) and not any(source.stream == "log" for source in sources):
+            where = "in the journal of its unit (journalctl -u 'rlinf-agentd*'), or on its stderr"
+            note(plain(f"the agentd of node {node} has no log file: its log is {where}"))
         if wanted.only_err:
             sources = [source for source in sources if source.stream == "err"]
         if not sources:

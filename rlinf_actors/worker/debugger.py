@@ -98,7 +98,7 @@ class Stop:
     def readline(self) -> str:
         """Wait for the next line of input."""
         self.flush()
-        line: Promise[str] = _Wait(f"breakpoint() at {self.place}: rlinf-actors attach {self._debugger.name}")
+        line: Promise[str] = _Wait(f"breakpoint() at {self.place} (rlinf-actors attach {self._debugger.name})")
         self._debugger.soon(self._debugger.want_line, self, line)
         return line.wait()
 

@@ -102,7 +102,7 @@ def test_commands_from_a_pipe_look_into_a_worker_and_let_it_go_on(local, capsys,
         assert app.run(["worker", "show", "env:0"]) == 0
         assert f"at {place}: rlinf-actors attach env:0" in capsys.readouterr().out
         assert app.run(["stack", "env:0"]) == 0
-        assert f"waits in breakpoint() at {place}: rlinf-actors attach env:0" in capsys.readouterr().out
+        assert f"waits in breakpoint() at {place} (rlinf-actors attach env:0) for " in capsys.readouterr().out
         code, _, err = attach("env:0", typed="p 1\n")
         assert (code, "detached: env:0 waits on in its breakpoint" in err) == (0, True)
         assert attach("env:0", typed="q\n")[0] == 0

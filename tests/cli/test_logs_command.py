@@ -85,7 +85,14 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
         "a\\x1b[2J\\x9b1m\\u202e",
     ]
     assert logs("env", "--since", "2099-01-01T00:00") == []
-    assert any("last words" in line for line in logs("--node", "1"))
+    assert app.run(["logs", "--node", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert ("last words" in out, "is registered" in out, err) == (True, True, "")
+    os.unlink(os.path.join(local.nodes[1].run_dir, "agentd.log"))
+    assert app.run(["logs", "--node", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "last words" in out
+    assert "the agentd of node 1 has no log file: its log is in the journal" in err
     assert logs("nope", code=1) == []
     assert logs("--node", "nope", code=64) == []
 
