@@ -412,8 +412,8 @@ class TemplatePool:
                 with as_user(template.user):
                     now[imports] = fingerprint(*imports, looks)
             if (template.settings, template.installed) != (self._starter.settings, now[imports]):
-                what = "code" if template.settings == self._starter.settings else "settings"
-                log.info("template %d forks no more workers: its %s are not those of now", template.pid, what)
+                what = "its code has" if template.settings == self._starter.settings else "settings have"
+                log.info("template %d forks no more workers, because %s changed since it started", template.pid, what)
                 self.retire(template)
 
     def registered(self, seconds: float, packet: template_protocol.NodeRegistered) -> None:

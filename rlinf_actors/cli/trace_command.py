@@ -7,7 +7,7 @@ record in files (agentd.traces), which `fetch` reads and makes into one Chrome t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,14 +99,16 @@ def trace_dict(job: str, path: Path, report: TraceReport) -> dict[str, Any]:
     return {"job": job, "file": str(chrome_path(path)), **msgspec.to_builtins(report)}
 
 
-def switch_dict(job: str, events: int, answers: Mapping[str, SwitchedWorkers]) -> dict[str, Any]:
-    """Return what `trace start --json` and `trace stop --json` print. *answers* are those of the nodes, by name."""
+def switch_dict(job: str, events: int, answers: Sequence[tuple[str, SwitchedWorkers]]) -> dict[str, Any]:
+    """Return what `trace start --json` and `trace stop --json` print. *answers* has the name of each node, which
+    several nodes of one machine may share, and its answer.
+    """
     return {
         "job": job,
         "recording": bool(events),
-        "workers": sum(one.workers for one in answers.values()),
-        "failed": sum(one.failed for one in answers.values()),
-        "faults": [f"node {node}: {text}" for node, one in answers.items() for text in one.faults],
+        "workers": sum(one.workers for _, one in answers),
+        "failed": sum(one.failed for _, one in answers),
+        "faults": [f"node {node}: {text}" for node, one in answers for text in one.faults],
     }
 
 
@@ -154,7 +156,9 @@ def _nodes_of(status: Status, job: str = "") -> list[NodeState]:
     return [node for node in status.nodes if node.state != "lost" and (not job or node.rank in used)]
 
 
-async def _ask_nodes(endpoint: str, switch: TraceSwitch, nodes: Sequence[NodeState]) -> dict[str, SwitchedWorkers]:
+async def _ask_nodes(
+    endpoint: str, switch: TraceSwitch, nodes: Sequence[NodeState]
+) -> list[tuple[str, SwitchedWorkers]]:
     at_once = asyncio.Semaphore(ASKED_NODES)
 
     async def ask(client: Any, node: NodeState) -> SwitchedWorkers:
@@ -167,7 +171,7 @@ async def _ask_nodes(endpoint: str, switch: TraceSwitch, nodes: Sequence[NodeSta
 
     async with observing(endpoint, discovery.client_settings()) as client:
         answers = await asyncio.gather(*(ask(client, node) for node in nodes))
-    return {node.report.hostname: answer for node, answer in zip(nodes, answers, strict=True)}
+    return [(node.report.hostname, answer) for node, answer in zip(nodes, answers, strict=True)]
 
 
 async def _fetch(endpoint: str, job: str, nodes: Sequence[NodeState], path: Path) -> TraceReport:

@@ -94,7 +94,7 @@ PRINTED = {
     "A tested path": DIAGNOSIS["paths"][0],
     "A line of output": line_dict(SOURCE, ""),
     "A logged record": dict.fromkeys(KEYS),
-    "A switched trace": switch_dict("ns", 1, {"n0": SwitchedWorkers()}),
+    "A switched trace": switch_dict("ns", 1, [("n0", SwitchedWorkers())]),
     "A fetched trace": trace_dict("ns", pathlib.Path("trace.json"), TraceReport()),
     "A report of stacks": REPORT,
     "An uneven collective": report_dict(

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from rlinf_actors import Channel, NodePlacementStrategy, Worker
 from rlinf_actors.cli import app
+from rlinf_actors.cli.trace_command import switch_dict
+from rlinf_actors.wire.trace_values import SwitchedWorkers
 from tests.tracing.chrome import check
 
 pytestmark = pytest.mark.live
@@ -111,3 +113,9 @@ def test_job_that_records_nothing_is_said_to(local_cluster, monkeypatch, capsys,
 def test_a_head_of_the_protocol_before_is_not_asked(shown):
     code, _, err = shown("trace", "start", status=replace(example_status(), protocol=6))
     assert (code, "cannot start traces: upgrade it" in err) == (64, True)
+
+
+def test_answers_of_nodes_of_one_name_are_all_counted():
+    answers = [("vm", SwitchedWorkers(workers=3)), ("vm", SwitchedWorkers(workers=2, failed=1, faults=["late"]))]
+    found = switch_dict("cell", 1, answers)
+    assert (found["workers"], found["failed"], found["faults"]) == (5, 1, ["node vm: late"])
