@@ -7,11 +7,29 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 OURS = ("rlinf_actors", "agentd")
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+
+
+def growing(root: object, run_job: Callable[[int], object], jobs: int) -> dict[str, tuple[int, int]]:
+    """Run three times *jobs* jobs, by calls of *run_job* with their numbers. Return the containers below *root*, and of
+    our modules, that have more entries in the last third than in the second: both numbers, by path.
+
+    The first third fills what has a bound, so the bounds must be low. The numbers are the largest ones after any job,
+    since some containers drop old entries only now and then.
+    """
+    peaks: list[collections.Counter[str]] = []
+    for part in range(3):
+        peak: collections.Counter[str] = collections.Counter()
+        for n in range(part * jobs, (part + 1) * jobs):
+            run_job(n)
+            peak |= held_entries(root)  # the larger of each
+        peaks.append(peak | module_entries(OURS))
+    _, once, twice = peaks
+    return {path: (once[path], count) for path, count in twice.items() if count > once[path]}
 
 
 def held_entries(root: object) -> collections.Counter[str]:
@@ -33,11 +51,11 @@ def held_entries(root: object) -> collections.Counter[str]:
     return found
 
 
-def module_entries(prefix: str) -> collections.Counter[str]:
+def module_entries(prefixes: tuple[str, ...]) -> collections.Counter[str]:
     """Return the number of entries of each container and cache of the imported modules whose names begin so."""
     found: collections.Counter[str] = collections.Counter()
     for name, module in list(sys.modules.items()):
-        if name.startswith(prefix):
+        if name.startswith(prefixes):
             for attribute, value in vars(module).items():
                 if isinstance(value, CONTAINERS) and not attribute.startswith("__"):
                     found[f"{name}.{attribute}"] = len(value)

@@ -5,6 +5,7 @@ import os
 
 import pace
 import pytest
+from held_entries import growing
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
@@ -262,6 +263,23 @@ def test_lost_output_is_reported_to_its_owner(kit):
     first, second = kit.lines()
     assert first.startswith("[rlinf-actors] output is lost: /log/w.out: No space left")
     assert second == "[rlinf-actors] output is written again"
+
+
+def test_nothing_is_kept_of_workers_whose_output_was_sent(kit):
+    def run_job(n):
+        kit.reports.clear()
+        kit.reads.clear()
+        for id in (f"{n}-0", f"{n}-1"):
+            kit.add(id, f"job{n}").write_text("one\ntwo")
+            kit.logs.grew([id])
+            kit.logs.lost(id, "the disk is full")
+            kit.logs.finish(id)
+        kit.logs.credit(kit.cost(), f"job{n}")
+        kit.logs.flush(f"job{n}", 1000.0)
+        kit.turns()
+        assert kit.reports[-1].final
+
+    assert growing(kit.logs, run_job, 5) == {}
 
 
 class TestFlush:
