@@ -44,6 +44,8 @@ KEPT_CHARS = 1 << 18
 """Most characters of output that are kept for an attachment; the oldest are dropped."""
 AT_ONCE = 4096
 """Characters that a debugger says at most before the I/O thread has taken them."""
+TOGETHER_S = 0.1
+"""For how long output waits for what comes after it, so that one answer has both."""
 
 
 class _Wait(Promise[Any]):
@@ -153,6 +155,7 @@ class Debugger:
         self._asks = False  # the newest attachment knows that the debugger waits for input
         self._asked: ToDebugger | None = None  # waits for something to say
         self._timer: asyncio.TimerHandle | None = None
+        self._soon = False  # the timer ends after TOGETHER_S: there is output
 
     def hook(self, *args: Any, **kwargs: Any) -> Any:
         """Stop the calling thread in the debugger, as `sys.breakpointhook`. Any thread of user code.
@@ -259,21 +262,30 @@ class Debugger:
         return next((stop for stop in known if stop.number == question.stop), None)
 
     def _look(self, now: bool = False) -> None:
-        """Answer the question that waits, if there is something to say; in any case if *now*."""
+        """Answer the question that waits, if there is something to say; in any case if *now*.
+
+        Output alone waits a moment for what comes after it. If the input goes on with `continue`, and the job ends
+        then, nobody could ask a second question.
+        """
         packet = self._asked
         if packet is None:
             return
         answer = self._answer_to(packet)
-        if now or answer.output or answer.state == OVER or answer.asks > self._asks:
+        said = answer.output and (not packet.question.stop or len(answer.output) == MAX_OUTPUT)
+        if now or said or answer.state == OVER or answer.asks > self._asks:
             self._take()
             self._asks = answer.asks
             self._say(packet, answer)
+        elif answer.output and not self._soon:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._soon, self._timer = True, self._io.loop.call_later(TOGETHER_S, self._look, True)
 
     def _take(self) -> ToDebugger | None:
         """Return the question that waits, which waits no longer."""
         if self._timer is not None:
             self._timer.cancel()
-        packet, self._asked, self._timer = self._asked, None, None
+        packet, self._asked, self._timer, self._soon = self._asked, None, None, False
         return packet
 
     def _answer_to(self, packet: ToDebugger) -> DebugAnswer:

@@ -25,6 +25,7 @@ from rlinf_actors.wire.debug_messages import (
     FromDebugger,
     ToDebugger,
 )
+from rlinf_actors.worker import debugger
 from rlinf_actors.worker.debugger import KEPT_CHARS, Debugger
 from rlinf_actors.worker.worker_pdb import WorkerPdb
 
@@ -102,6 +103,16 @@ def add_or_quit(stop, done, value):
         add(stop, done, value)
     except bdb.BdbQuit as error:
         done(error)
+
+
+def test_one_answer_has_the_output_and_the_end_of_what_was_typed_at_once(scene, monkeypatch):
+    monkeypatch.setattr(debugger, "TOGETHER_S", MAX_DEBUG_WAIT_S)
+    scene.run(add, 1)
+    scene.say()
+    scene.send("p value + 41\nc\n")
+    answer = scene.take()
+    assert (answer.state, "42" in answer.output) == (OVER, True)
+    assert scene.results.get() == 20
 
 
 def test_variables_are_read_and_set_and_the_thread_goes_on(scene):
