@@ -49,7 +49,7 @@ def worker() -> None:
 def show(target: str, job: str, head: str | None, as_json: bool) -> None:
     """Show a worker: its state, node, process, owner and robots, what it does, and how it ended."""
     _, status = status_of(head)
-    found = _worker_of(status, *place_of(status, target, job))
+    found = _worker_of(status, *place_of(status, target, job, ended=True))
     if as_json:
         show_json(found)
         return
@@ -120,11 +120,15 @@ KILLED = ("name", "namespace", "group", "rank", "id", "node", "pid", "robots")
 """The keys of `worker show` that `worker kill` prints too."""
 
 
-def place_of(status: Status, target: str, job: str) -> tuple[GroupState, WorkerState]:
+def place_of(status: Status, target: str, job: str, ended: bool = False) -> tuple[GroupState, WorkerState]:
+    """Return the worker GROUP:RANK and its group. With *ended*, one that has ended too, as long as its group runs."""
     name, _, rank = target.rpartition(":")
     if not name or not rank.isdecimal():
         raise UsageError(f"{target!r} is no GROUP:RANK")
-    find_group([one for one in status.groups if job in ("", one.namespace)], name, None)
+    group = find_group([one for one in status.groups if job in ("", one.namespace)], name, None)
+    found = next((worker for worker in group.workers if worker.rank == int(rank)), None)
+    if ended and found is not None:
+        return group, found
     (place,) = select(status, target, job)
     return place
 

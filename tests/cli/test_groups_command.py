@@ -71,3 +71,15 @@ def test_a_group_is_ended_by_its_name(local_cluster, monkeypatch, capsys):
     assert app.run(["groups", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert app.run(["groups", "stop", "left"]) == 64
+
+
+def test_a_worker_that_has_ended_is_shown_while_its_group_runs(shown):
+    name = example_status().groups[0].name
+    code, out, err = shown("worker", "show", f"{name}:1", status=example_status())
+    assert code == 0, err
+    assert "gone" in out
+    assert "signal 9" in out
+    code, out, _ = shown("worker", "show", f"{name}:1", "--json", status=example_status())
+    assert (code, json.loads(out)["exit"]["signal"]) == (0, 9)
+    code, _, err = shown("worker", "show", f"{name}:7", status=example_status())
+    assert (code, "has no running rank '7'" in err) == (64, True)
