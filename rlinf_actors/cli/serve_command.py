@@ -72,7 +72,8 @@ def serve(
 ) -> None:
     """Serve metrics for Prometheus (/metrics), and a page that shows the cluster, until Ctrl-C.
 
-    It prints the page's address, which has a secret token. It only asks: with keys it needs a viewer's key.
+    It prints the page's address, which has a secret token. It only asks: with keys it needs a viewer's key,
+    except by the unix socket of its own user's head.
     """
     if printed is not None:
         folder = Path(__file__).parent.parent / "serve" / "files"

@@ -27,13 +27,14 @@ from functools import partial
 import msgspec
 
 from rlinf_actors import counters, forks
-from rlinf_actors.messaging import pieces
+from rlinf_actors.messaging import contents, pieces
 from rlinf_actors.messaging.directory import peer_gone_error
 from rlinf_actors.messaging.flow_control import OVERHEAD, Window
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.routes import INLINE
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.shared_memory import SHARED_FROM
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.tracing import recorder
@@ -222,10 +223,14 @@ class Outbox:
         self.peer.post(frames.encode(frame), parts, now=now, alone=not message.stream)
         if message.on_sent is not None:
             message.on_sent()
-        if len(parts) == 1:  # large parts come behind the first, and are counted where their path is chosen
-            counts = counters.mine.sent[INLINE]  # not counters.sent(): each small message comes here
+        counts = counters.mine.sent[INLINE]  # not counters.sent(): each small message comes here
+        if len(parts) == 1:
             counts[0] += 1
             counts[1] += size - OVERHEAD
+        elif small := [part for part in parts[1:] if memoryview(part).nbytes < SHARED_FROM]:
+            # small buffers, as of arrays, travel in the message; large parts are counted where their path is chosen
+            counts[0] += 1
+            counts[1] += contents.size_of([parts[0], *small])
         if active is not None:
             active.flow_out(message.span, flow)
         return settle

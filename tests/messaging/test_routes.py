@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
+from message_kit import World
 
+from rlinf_actors import counters
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.messaging import routes
 from rlinf_actors.messaging.routes import ACCELERATOR, COLUMNS, CPU, MEANING, SMALL, TABLE, Pair, choose, lines
@@ -104,3 +107,13 @@ H100 = routes.Ccl("2.21.5", "NVIDIA H100", "0000:1b:00.0")
 def test_a_ccl_that_cannot_connect_two_accelerators_is_known_before(theirs, same_node, why):
     assert why in routes.ccl_problem(H100, theirs, same_node)
     assert bool(routes.ccl_problem(theirs, H100, same_node)) == bool(why)
+
+
+async def test_small_arrays_are_counted_as_inline():
+    world = World()
+    (a,), (_b,) = world.launch("a"), world.launch("b")
+    before = counters.sent_by_path().get("inline", [0, 0])
+    await a.send("b:0", [np.ones(1000), np.ones(10)])  # two buffers beside the pickled list
+    messages, size = counters.sent_by_path()["inline"]
+    assert messages == before[0] + 1
+    assert 8080 < size - before[1] < 9080
