@@ -30,10 +30,22 @@ class WorkerPdb(pdb.Pdb):
         super().__init__(stdin=stop, stdout=stop, nosigint=True, skip=["rlinf_actors.*", "asyncio.*"])  # type: ignore[arg-type]
         self._stop = stop
         self._entered = False
+        self._caller: FrameType | None = None  # of breakpoint(), until the thread has stopped there
+
+    def set_trace(self, frame: FrameType | None = None, **more: Any) -> None:
+        """Stop where the caller *frame* goes on."""
+        self._caller = frame
+        super().set_trace(frame, **more)
+
+    def stop_here(self, frame: FrameType) -> bool:
+        """Return True if pdb stops in *frame*. Its first stop is in the code that called breakpoint(), and not in a
+        finalizer that the garbage collector runs just then on this thread.
+        """
+        return (self._caller is None or frame is self._caller) and super().stop_here(frame)
 
     def interaction(self, frame: FrameType | None, *args: Any) -> None:
         """Take commands until one of them lets the thread go on; first wait for other threads in breakpoints."""
-        self._entered = True
+        self._entered, self._caller = True, None
         try:
             if frame is not None:
                 code = frame.f_code

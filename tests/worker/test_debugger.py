@@ -98,6 +98,20 @@ def add(stop, done, value):
     done(result)
 
 
+class Finalized:
+    """Runs code of this file on the thread that drops its last reference."""
+
+    def __del__(self) -> None:
+        self.ended = True
+
+
+def add_while_garbage_is_collected(stop, done, value):
+    result = value + 1
+    kept = [Finalized()]
+    stop(), kept.clear()  # the finalizer runs before the next line
+    done(result)
+
+
 def add_or_quit(stop, done, value):
     try:
         add(stop, done, value)
@@ -128,6 +142,14 @@ def test_variables_are_read_and_set_and_the_thread_goes_on(scene):
     shown, answer = scene.say("c\n")
     assert (shown, answer.state) == ("", OVER)
     assert scene.results.get() == 50
+
+
+def test_thread_stops_in_the_code_of_the_breakpoint_and_not_in_a_finalizer(scene):
+    scene.run(add_while_garbage_is_collected, 1)
+    _, answer = scene.say()
+    assert answer.place.endswith(" in add_while_garbage_is_collected")
+    assert scene.say("p result\n")[0].startswith("2\n")
+    scene.say("c\n")
 
 
 def test_input_that_comes_again_is_not_taken_again(scene):
