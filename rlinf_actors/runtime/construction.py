@@ -14,7 +14,7 @@ import msgspec
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, WorkerStartError
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.future import Promise
+from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.late_report import late_text
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.peer import Peer, new_call
@@ -43,6 +43,25 @@ class Readiness(Promise[None]):
         self.loop = asyncio._get_running_loop()
         self._lost = lost
         self._unseen = False
+        self._watchers: tuple[Callable[[], object], ...] = ()
+
+    def watch(self, callback: Callable[[], object]) -> None:
+        """Call *callback* when the launch has ended; at once if it has. Any thread.
+
+        Unlike who waits, a watcher does not get the error: LostErrors reports an error that only watchers learn of.
+        """
+        with self._lock:
+            if not self._finished:
+                self._watchers = (*self._watchers, callback)
+                return
+        callback()
+
+    def _finish(self, value: Any = None, error: BaseException | None = None) -> bool:
+        ended = super()._finish(value, error)
+        if ended:
+            watchers, self._watchers = self._watchers, ()
+            call_all(watchers)
+        return ended
 
     def reject(self, error: BaseException) -> bool:
         awaited = bool(self._callbacks)

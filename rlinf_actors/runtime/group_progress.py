@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_actors.net.loop import Tasks, call_threadsafe
 from rlinf_actors.runtime import progress
+from rlinf_actors.runtime.construction import Readiness
 from rlinf_actors.runtime.progress import Facts
 from rlinf_actors.runtime.waits import all_waits
 from rlinf_actors.wire.client_messages import ReadStacks, StacksRead
@@ -50,8 +51,10 @@ class GroupProgress:
         if group not in self._groups:
             self._groups.append(group)
             loop = asyncio.get_running_loop()
-            for promise in (group.ready, group.gone):
-                promise._on_done(partial(self._done, loop))
+            done = partial(self._done, loop)
+            if isinstance(group.ready, Readiness):
+                group.ready.watch(done)  # a callback would count as somebody who waits for it and gets its error
+            group.gone._on_done(done)
         if self._task is None:
             self._said, self._said_at = "", 0.0
             self._task = self._tasks.start(progress.show(self._look), "showing groups that start or end")

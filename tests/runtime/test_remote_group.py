@@ -69,6 +69,15 @@ class TestReadiness:
         lost.close()
         assert "group 'g' could not be brought up: no arm" in caplog.text
 
+    def test_failure_that_only_a_watcher_learns_of_is_reported(self, lost, caplog):
+        ready, ended = Readiness("g", lost), []
+        ready.watch(lambda: ended.append(ready.done()))
+        ready.reject(WorkerError("no arm"))
+        ready.watch(lambda: ended.append("at once"))
+        lost.close()
+        assert ended == [True, "at once"]
+        assert "group 'g' could not be brought up: no arm" in caplog.text
+
     @pytest.mark.parametrize("look", ["wait", "launch"])
     def test_failure_that_was_raised_is_not_reported(self, lost, look):
         ready = Readiness("g", lost)
