@@ -89,10 +89,19 @@ class Pod:
             f"chmod 755 {root}/r/root; mkdir {root}/r/app; cp {EXAMPLES}/container/train.py {root}/r/app",
             f"echo '10.213.7.1 head\n127.0.0.1 localhost' > {root}/r/etc/hosts",
             *mounts,
+            *self._code(f"{root}/r"),
             f"mount -o remount,ro {root}/r",
             f"exec chroot {root}/r {shlex.join(self._inside(container, env))}",
         ]
         return self._host.command(["unshare", "--mount", "--propagation", "private", "sh", "-ec", "\n".join(script)])
+
+    def _code(self, root: str) -> list[str]:
+        """The commands that show the checkout and its interpreter, which may be below /tmp, to the pod's user."""
+        commands = []
+        for path in {ROOT, Path(sys.prefix)}:
+            parents = " ".join(f"{root}{parent}" for parent in path.parents)
+            commands += [f"mkdir -p {root}{path}; chmod a+x {parents}; mount --bind {path} {root}{path}"]
+        return sorted(commands)  # an environment within the checkout after the checkout
 
     def _inside(self, container: Mapping[str, Any], env: Mapping[str, str], command: Sequence[str] = ()) -> list[str]:
         user = self._spec["securityContext"]
