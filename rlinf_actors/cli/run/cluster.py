@@ -357,8 +357,11 @@ class WaitLine:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone, and the end of a run must not depend on it
+    try:
         note(text)
+    except OSError:  # the terminal is gone: the end of a run, and its exit code, must not depend on it
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)  # for what Python has kept to write at its end
 
 
 def _last(child: _Child) -> str:
