@@ -79,6 +79,8 @@ class HeadServer:
         self._coordinator = Coordinator(
             identity, timing or commands.Timing(), new_token, now, before, own or OwnKeys(), job_key
         )
+        if before.events is not None:
+            before.events.events.clear()  # the event log has them, and will drop them; this list would not
         self._shell = CoreShell[commands.Event, commands.Command](
             self._loop, "the head", self._decide, self._coordinator.next_deadline, self._carry_out,
             tick=commands.TimerDue(), stalled=commands.HeadStalled, finish=self._finish_turn,

@@ -8,14 +8,17 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from held_entries import held_entries
 from keys_kit import KeysKit
 from test_head_event_log import LogKit, texts
 
 from rlinf_actors.head.commands import KeptEvent, LogEvent, PastEvents
 from rlinf_actors.head.event_store import DAMAGED, FILE, EventStore
+from rlinf_actors.head.server import HeadServer
 from rlinf_actors.wire.agent_messages import Goodbye, Welcome
 from rlinf_actors.wire.client_messages import GetEvents
 from rlinf_actors.wire.values import ClusterEvent, ExitReport
+from tests.memory_network import MemoryNetwork
 
 
 def kept(*seqs: int, **fields: str) -> list[KeptEvent]:
@@ -168,6 +171,19 @@ async def test_rows_of_a_version_with_other_kinds_of_events_are_left_out(tmp_pat
     again = EventStore(str(tmp_path))
     assert [one.event.seq for one in again.remembered.events] == [2]
     again.close()
+
+
+async def test_head_drops_events_of_earlier_heads_that_leave_its_log(tmp_path):
+    store = EventStore(str(tmp_path))
+    await write(store, kept(*range(1, 200)))
+    store.close()
+    loop = asyncio.get_running_loop()
+    head = HeadServer(MemoryNetwork(loop), events=EventStore(str(tmp_path)))
+    try:
+        copies = [path for path, count in held_entries(head).items() if count >= 199]
+    finally:
+        head.close()
+    assert len([path for path in copies if path.endswith("events")]) == 1, "the event log alone has them"
 
 
 async def test_file_stays_small_while_events_come_and_go(tmp_path, monkeypatch):
