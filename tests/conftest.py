@@ -121,12 +121,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-seed", type=int, help="of the chaos: the faults of an earlier run; by default new ones")
 
 
+def is_quick(node: pytest.Item | pytest.Module) -> bool:
+    slow = any(node.get_closest_marker(name) for name in ("live", "netns", "gpu", "slow"))
+    return not slow and LONG_SUITES.isdisjoint(node.path.parts)
+
+
 @pytest.hookimpl(tryfirst=True)  # `-m quick` sees the mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is quick. Skip the tests that need torch where it is missing; where CI is set, only if asked to."""
     for item in items:
-        slow = any(item.get_closest_marker(name) for name in ("live", "netns", "gpu", "slow"))
-        if not slow and LONG_SUITES.isdisjoint(item.path.parts):
+        if is_quick(item):
             item.add_marker(pytest.mark.quick)
         if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(pace.LIVE_TIMEOUT_S))
@@ -200,9 +204,24 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     return Figures(request.node.nodeid, request.config.getoption("figures"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def garbage_counts_for_its_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the last test of a file whose quick tests left something unclosed, or a coroutine that was never awaited.
+    Else the garbage collector says so during any later test that makes many objects, and that test fails.
+    """
+    yield
+    if is_quick(request.node):
+        gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def no_state_on_this_machine() -> Iterator[None]:
-    """Fail a test whose head kept its state where heads of this user do (head.state_place)."""
+    """Fail a test whose head kept its state where heads of this user do (head.state_place). Only in CI: elsewhere a
+    head of a person, or of another run, may make that directory during any test.
+    """
+    if not os.environ.get("CI"):
+        yield
+        return
     usual = "/var/lib/rlinf-actors" if os.geteuid() == 0 else os.path.expanduser("~/.local/state/rlinf-actors")
     before = os.path.exists(usual)
     yield
