@@ -15,7 +15,9 @@ import sys
 import threading
 import types
 from asyncio.base_events import BaseEventLoop
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,6 +39,21 @@ _BLOCKED = Future._block_until_done.__code__
 _AWAITED = Future.__await__.__code__
 _TASKS = (asyncio.Task, asyncio.tasks._PyTask)  # type: ignore[attr-defined]  # the second in Python, for subclasses
 _RUNS_LOOP = BaseEventLoop.run_forever.__code__
+
+_FRAME: dict[type, Callable[[Any], types.FrameType | None]] = {
+    types.CoroutineType: attrgetter("cr_frame"),
+    types.GeneratorType: attrgetter("gi_frame"),
+    types.AsyncGeneratorType: attrgetter("ag_frame"),
+}
+_AWAITS: dict[type, Callable[[Any], Any]] = {
+    types.CoroutineType: attrgetter("cr_await"),
+    types.GeneratorType: attrgetter("gi_yieldfrom"),
+    types.AsyncGeneratorType: attrgetter("ag_await"),
+}
+_RUNS: dict[type, Callable[[Any], bool]] = {
+    types.CoroutineType: attrgetter("cr_running"),
+    types.GeneratorType: attrgetter("gi_running"),
+}
 
 ADVANCES: dict[types.CodeType, str] = {}
 """Code of generators that advance a coroutine by themselves, and the name of the variable that has the coroutine."""
@@ -99,25 +116,22 @@ def chain_of(task: asyncio.Task[Any]) -> Taken:
     return Taken(text_of(kind.get_name(task), NAME_CHARS), chain[::-1], is_task=True)
 
 
-def _await_chain(awaited: Any) -> list[types.FrameType]:
-    """Return the frames of a coroutine and of what it awaits, as far as these are coroutines and generators."""
+def _await_chain(coroutine: Any) -> list[types.FrameType]:
+    """Return the frames of a task's coroutine and of what it awaits, as far as these are coroutines and generators.
+
+    The innermost ones are missing if the task runs, on another thread.
+    """
     found: list[types.FrameType] = []
-    while len(found) < MAX_DEPTH:
-        frame: types.FrameType | None
-        kind = type(awaited)
-        if kind is types.CoroutineType:
-            frame, awaited = awaited.cr_frame, awaited.cr_await
-        elif kind is types.GeneratorType:
-            frame, awaited = awaited.gi_frame, awaited.gi_yieldfrom
-            if frame is not None and frame.f_code in ADVANCES:
-                awaited = frame.f_locals.get(ADVANCES[frame.f_code])
-        elif kind is types.AsyncGeneratorType:
-            frame, awaited = awaited.ag_frame, awaited.ag_await
-        else:
-            break
+    awaited, runs = coroutine, _RUNS.get(type(coroutine))
+    while runs is not None and len(found) < MAX_DEPTH and (kind := type(awaited)) in _FRAME:
+        frame = _FRAME[kind](awaited)
         if frame is None:  # it has ended
             break
         found.append(frame)
+        # CPython up to 3.12 crashes if what a coroutine awaits is read while it is being entered. This is one call
+        # of C code, so no other thread goes on between the check and the read.
+        of = next(map(_AWAITS[kind], compress((awaited,), map(not_, map(runs, (coroutine,))))), None)
+        awaited = frame.f_locals.get(ADVANCES[frame.f_code]) if frame.f_code in ADVANCES else of
     return found
 
 

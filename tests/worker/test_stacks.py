@@ -146,6 +146,31 @@ async def test_tasks_are_shown_with_their_await_chains_and_waits():
         task.cancel()
 
 
+async def test_what_a_running_task_awaits_is_not_read():
+    """CPython up to 3.12 may crash in that, while the task's coroutines are being entered."""
+    runs, go_on, shown = threading.Event(), threading.Event(), []
+
+    async def inner() -> None:
+        runs.set()
+        go_on.wait()
+
+    async def outer() -> None:
+        await inner()
+
+    def look() -> None:
+        runs.wait()
+        try:
+            shown.append(now())
+        finally:
+            go_on.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    await asyncio.create_task(outer(), name="runs")
+    thread.join()
+    assert [name.rpartition(".")[2] for name in functions(shown[0], "runs")] == ["outer"]
+
+
 class Hostile(threading.Thread):
     """A thread whose names and texts run code of the user."""
 
