@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say: the order of pages, files of the project that pages link to, and the API.
+"""Hooks of MkDocs: set the order of pages, copy the project files that pages link to, and make the API page.
 
 The pages are written for a reader of the repository. Here a link out of docs/ leads to a copy of that file on the site,
 below project/, and each heading of docs/reference/api.md gets the whole docstrings of its name.

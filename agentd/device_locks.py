@@ -191,7 +191,7 @@ class DeviceLocks:
         assert request is not None
         holders, before = self._table.ahead_of(worker)
         held = [f"{self._named(id)} for {duration(self._loop.time() - self._waiters[id].since)}" for id in holders]
-        text = f"held by {', '.join(held) or 'nobody'}"
+        text = f"held by {', '.join(held) or 'no worker any more'}"
         if before:
             text += f"; {', '.join(map(self._named, before))} came before"
         waited_s = self._loop.time() - waiter.asked if quiet else self._patience_s

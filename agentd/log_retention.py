@@ -52,7 +52,7 @@ GIB = 1 << 30
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How long and how much output of ended workers is kept; 0 for no limit."""
+    """Limits on the output of ended workers that agentd keeps: its age, and its total size. 0 stands for no limit."""
 
     keep_s: float = 0.0
     total_bytes: int = 0
