@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rlinf_actors.last_line import last_line
 from rlinf_actors.net.loop import Tasks, call_threadsafe
 from rlinf_actors.runtime import progress
 from rlinf_actors.runtime.construction import Readiness
@@ -67,7 +68,7 @@ class GroupProgress:
     def _done(self, loop: asyncio.AbstractEventLoop) -> None:
         """Remove the line before the driver's code goes on and prints. Any thread."""
         if self._task is not None:
-            progress.last_line.clear()
+            last_line.clear()
         call_threadsafe(loop, self._changed)
 
     def _changed(self) -> None:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from rlinf_actors import exhaustion, shown
+from rlinf_actors.last_line import last_line
 from rlinf_actors.runtime.log_view import Line, LogView
-from rlinf_actors.runtime.progress import last_line
 from rlinf_actors.wire.agent_messages import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.control_codec import Body
 

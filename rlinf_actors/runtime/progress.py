@@ -1,33 +1,35 @@
 """A line on stderr about a wait of more than 2 s: how far it is, and after 30 s what is missing.
 
-`Lines` decides when a line is due and what it says, and is pure, as are the functions that make Facts. `showing` is the
-shell: a task beside the wait. In a terminal the line is rewritten each second, and removed at the end. Elsewhere a line
-is printed after 30 s, and then after twice as long each. RLINF_ACTORS_PROGRESS=0 switches all off.
+`Lines` decides when a line is due and what it says, and is pure, as are the functions that make Facts. The shells are
+`showing`, a task beside the wait; `showing_blocked`, a thread beside it; and `WaitLine`, for a selector. In a terminal
+or notebook the line is rewritten each second, and removed at the end. Elsewhere a line is printed after 30 s, and then
+after twice as long each. RLINF_ACTORS_PROGRESS=0 switches all off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
-import select
-import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from rlinf_actors import exhaustion
 from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.last_line import last_line
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.settings import Settings
-from rlinf_actors.shown import printable
 from rlinf_actors.wire.stack_values import WorkerStacks
 from rlinf_actors.wire.values import NodeState
 
 FIRST_S = 2.0
-"""Seconds after which a terminal shows a wait."""
+"""Seconds after which a terminal or notebook shows a wait."""
 EVERY_S = 1.0
-"""Seconds between two lines in a terminal."""
+"""Seconds between two lines there."""
 MISSING_S = 30.0
 """Seconds after which a line says what is missing, and after which the first line is printed elsewhere."""
 OURS = "rlinf_actors/worker/main.py"
@@ -54,13 +56,13 @@ class Lines:
         next_s: when the next line is due.
     """
 
-    def __init__(self, on_terminal: bool) -> None:
-        self._on_terminal = on_terminal
-        self.next_s = FIRST_S if on_terminal else MISSING_S
+    def __init__(self, is_rewritten: bool) -> None:
+        self._is_rewritten = is_rewritten
+        self.next_s = FIRST_S if is_rewritten else MISSING_S
 
     def line(self, facts: Facts, waited_s: float) -> str:
         """Return the line that is due at *waited_s*, and choose when the next one is."""
-        self.next_s = waited_s + EVERY_S if self._on_terminal else 2 * waited_s
+        self.next_s = waited_s + EVERY_S if self._is_rewritten else 2 * waited_s
         missing = f"; {facts.missing}" if facts.missing and waited_s >= MISSING_S else ""
         return f"{facts.how_far}, {duration(waited_s)}{missing}"
 
@@ -68,7 +70,6 @@ class Lines:
 def nodes_facts(nodes: Sequence[NodeState], wanted: int) -> Facts:
     """Return how many of *wanted* nodes are ready, and which are not."""
     here = [node.report.hostname for node in nodes if node.state == "ready"]
-    names = f" ({', '.join(here[:MOST_NAMED])}{', …' if len(here) > MOST_NAMED else ''})" if here else ""
     late = [
         f"{f'rank {node.rank} ' if node.rank >= 0 else ''}({node.report.hostname}) is {node.state}, last seen "
         f"{duration(node.last_seen_s)} ago"
@@ -78,7 +79,13 @@ def nodes_facts(nodes: Sequence[NodeState], wanted: int) -> Facts:
     known = {node.rank for node in nodes}
     unseen = [f"rank {rank}, never seen" for rank in range(wanted) if rank not in known]
     left = max(0, wanted - len(here) - len(late))
-    return Facts(f"waiting for nodes: {len(here)} of {wanted}{names}", named("missing ", [*late, *unseen[:left]]))
+    return Facts(f"waiting for nodes: {those_up(here, wanted)}", named("missing ", [*late, *unseen[:left]]))
+
+
+def those_up(names: Sequence[str], wanted: int) -> str:
+    """Return how many of *wanted* nodes are up, and the first of their *names*."""
+    first = f" ({', '.join(names[:MOST_NAMED])}{', …' if len(names) > MOST_NAMED else ''})" if names else ""
+    return f"{len(names)} of {wanted}{first}"
 
 
 def doing(stacks: WorkerStacks) -> str:
@@ -99,50 +106,50 @@ def doing(stacks: WorkerStacks) -> str:
     return f"is in {frames[-1].function}(), {os.path.basename(frames[-1].file)}:{frames[-1].line}"
 
 
-def named(lead: str, texts: Sequence[str]) -> str:
+def named(lead: str, texts: Sequence[str], between: str = ", ") -> str:
     """Return *lead* with the first of *texts*, and how many more there are; "" for none."""
     more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-    return f"{lead}{', '.join(texts[:MOST_NAMED])}{more}" if texts else ""
+    return f"{lead}{between.join(texts[:MOST_NAMED])}{more}" if texts else ""
 
 
-class LastLine:
-    """The last line of the terminal on stderr, as far as this process shows a wait there. Any thread.
+class WaitLine:
+    """The line about one wait, for a caller that looks at its clock by itself. A ``with`` block ends it.
 
-    A terminal that takes no output (Ctrl-S) holds nobody up: the line is left out then.
+    *prefix* goes before lines that cannot be rewritten.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_shown = False
+    def __init__(self, prefix: str = "") -> None:
+        self._lines = Lines(last_line.is_rewritten)
+        self._prefix = prefix
+        self._enabled = Settings.load().progress
+
+    def __enter__(self) -> WaitLine:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        last_line.clear()
 
     @property
-    def on_terminal(self) -> bool:
-        return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    def next_s(self) -> float:
+        """Seconds after the begin of the wait at which the next line is due; infinity if the lines are switched off."""
+        return self._lines.next_s if self._enabled else math.inf
 
-    def show(self, text: str, prefix: str) -> None:
-        """Show *text* in place of the last line, or print it with *prefix* where there is no terminal."""
-        with self._lock:
-            if not self.on_terminal:
-                _write(f"{prefix}{printable(text)}\n")
-                return
-            columns = _columns()
-            self._is_shown = True
-            _write(f"\r\x1b[2K{printable(text, columns - 1)}")  # a line that the terminal wraps could not be rewritten
-
-    def clear(self) -> None:
-        """Remove the line that `show` has left in a terminal."""
-        with self._lock:
-            if self._is_shown:
-                self._is_shown = False
-                _write("\r\x1b[2K")
+    def show(self, facts: Facts | None, waited_s: float) -> None:
+        """Show the line that is due at *waited_s*; remove it if there is nothing to show now."""
+        line = self._lines.line(facts or Facts(""), waited_s)
+        if facts is not None:
+            last_line.show(line, self._prefix)
+        else:
+            last_line.clear()
 
 
-last_line = LastLine()
+DRIVERS = "[rlinf-actors] "
+"""What goes before the lines of a driver."""
 
 
 @contextlib.asynccontextmanager
-async def showing(look: Look, prefix: str = "[rlinf-actors] ") -> AsyncIterator[None]:
-    """Show a wait on stderr during an ``async with`` block. *prefix* goes before lines outside of terminals."""
+async def showing(look: Look, prefix: str = DRIVERS) -> AsyncIterator[None]:
+    """Show a wait on stderr during an ``async with`` block. *prefix* goes before lines that cannot be rewritten."""
     tasks = Tasks()
     if Settings.load().progress:
         tasks.start(show(look, prefix), "showing what is waited for")
@@ -152,37 +159,36 @@ async def showing(look: Look, prefix: str = "[rlinf-actors] ") -> AsyncIterator[
         await tasks.close()
 
 
-async def show(look: Look, prefix: str = "[rlinf-actors] ") -> None:
+async def show(look: Look, prefix: str = DRIVERS) -> None:
     """Show a wait that begins now on stderr until this task is cancelled."""
     loop = asyncio.get_running_loop()
-    began, lines, facts = loop.time(), Lines(last_line.on_terminal), None
-    try:
-        while True:
-            await asyncio.sleep(max(0.0, began + lines.next_s - loop.time()))
+    began, facts = loop.time(), None
+    with WaitLine(prefix) as line:
+        while line.next_s < math.inf:
+            await asyncio.sleep(max(0.0, began + line.next_s - loop.time()))
             waited_s = loop.time() - began
             try:
                 facts = await look(waited_s >= MISSING_S)
             except RlinfActorsError as error:
                 facts = Facts(facts.how_far if facts is not None else "waiting", str(error))
-            line = lines.line(facts or Facts(""), waited_s)
-            if facts is not None:
-                last_line.show(line, prefix)
-            else:
-                last_line.clear()
-    finally:
-        last_line.clear()
+            line.show(facts, waited_s)
 
 
-def _columns() -> int:
+@contextlib.contextmanager
+def showing_blocked(look: Callable[[], Facts], prefix: str = "") -> Iterator[None]:
+    """Show a wait on stderr during a ``with`` block in which this thread blocks. *look* is called on another thread."""
+    ended = threading.Event()
+
+    def run() -> None:
+        began = time.monotonic()
+        with WaitLine(prefix) as line:
+            while line.next_s < math.inf and not ended.wait(max(0.0, began + line.next_s - time.monotonic())):
+                line.show(look(), time.monotonic() - began)
+
+    thread = threading.Thread(target=run, name="rlinf-actors-progress", daemon=True)
+    exhaustion.start(thread)
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
-
-
-def _write(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        sys.stderr.flush()
-        fd = sys.stderr.fileno()
-        if select.select([], [fd], [], 0)[1]:
-            os.write(fd, text.encode(sys.stderr.encoding or "ascii", "backslashreplace"))
+        yield
+    finally:
+        ended.set()
+        thread.join()

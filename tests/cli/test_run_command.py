@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -11,13 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
 
 import pace
 import pytest
+from terminal import terminal
 
-from rlinf_actors.cli.run.cluster import WaitLine
 from rlinf_actors.cluster.local_daemon import processes_with
 from rlinf_actors.settings import TEST_MARK
 
@@ -165,13 +164,11 @@ class TestHere:
         silent = tmp_path / "ssh"
         silent.write_text("#!/bin/sh\n[ $1 = -G ] && exec echo hostname localhost\necho slow >&2\nexec sleep 1000\n")
         silent.chmod(0o755)
-        done = run("--timeout", "2.5", "--ssh", str(silent), "--hosts", "a,me@b", "--", "true")
-        assert done.returncode == 69
-        assert done.stderr.startswith("waiting for nodes: 0 of 2, ")
-        assert (
-            "error: 0 of 2 nodes are up after 2.5 s; missing: a by ssh to a, which said last: slow; b by "
-            in done.stderr
-        )
+        with terminal("run", "--timeout", "2.5", "--ssh", str(silent), "--hosts", "a,me@b", "--", "true") as shown:
+            shown.until("\r\x1b[2Kwaiting for nodes: 0 of 2, 2 s")
+            shown.until("\r\x1b[2Kthe logs of this run are kept in ")
+            shown.until("0 of 2 nodes are up after 2.5 s; missing a by ssh to a, which said last: slow; b by ")
+            assert shown.end() == 69
 
     @pytest.mark.parametrize(("words", "code"), [(("no-such-program",), 127), (("/etc/passwd",), 126)])
     def test_a_program_that_cannot_run_starts_nothing(self, words, code, tmp_path):
@@ -183,24 +180,3 @@ class TestHere:
         done = run("--nodes", "2")
         assert done.returncode == 64
         assert "rlinf-actors run --nodes 2 -- python train.py" in done.stderr
-
-
-def test_the_wait_is_shown_after_2_s_and_what_is_missing_after_30_s():
-    said = io.StringIO()
-    with redirect_stderr(said), WaitLine() as line:
-        for waited in (0.0, 1.9, 2.0, 20.0, 30.0, 31.0, 90.0):
-            line.show(waited, lambda waited, late: f"{waited:g} {late}")
-    assert said.getvalue().split("\n")[:-1] == ["2 False", "30 True", "90 True"]
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_has_one_line_which_ends_with_the_wait():
-    said = _Terminal()
-    with redirect_stderr(said), WaitLine() as line:
-        for waited in (0.0, 2.0, 2.5, 3.0):
-            line.show(waited, lambda waited, late: f"{waited:g}")
-    assert said.getvalue() == "\r\x1b[2K2\r\x1b[2K3\r\x1b[2K"

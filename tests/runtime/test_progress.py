@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
+import threading
 
 import pytest
 
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.runtime import progress
-from rlinf_actors.runtime.progress import Facts, Lines, doing, nodes_facts, showing
+from rlinf_actors.runtime.progress import Facts, Lines, WaitLine, doing, nodes_facts, showing, showing_blocked
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.values import NodeReport, NodeState
 
@@ -150,3 +152,32 @@ async def test_a_setting_switches_it_off(shown, monkeypatch):
     shown(True)
     async with showing(lambda missing: pytest.fail("nothing is looked at")):
         await asyncio.sleep(0)
+
+
+def test_a_thread_that_blocks_shows_its_wait_too(shown, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY_S", 1000.0)
+    read, looked = shown(True), threading.Event()
+
+    def look() -> Facts:
+        looked.set()
+        return Facts("stopping a unit")
+
+    with showing_blocked(look):
+        looked.wait()
+        text = read()
+    assert text + read() == "\r\x1b[2Kstopping a unit, 0 s\r\x1b[2K"
+
+
+class Notebook(io.StringIO):
+    """stderr of a notebook, which is no terminal and shows a carriage return as terminals do."""
+
+    __module__ = "ipykernel.iostream"
+
+
+def test_a_notebook_has_one_line_which_ends_with_the_wait(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Notebook())
+    with WaitLine("[rlinf-actors] ") as line:
+        assert line.next_s == progress.FIRST_S
+        line.show(Facts("2 of 3 nodes"), 2.0)
+        line.show(Facts("3 of 3"), 3.0)
+    assert sys.stderr.getvalue() == "\r2 of 3 nodes, 2 s\r3 of 3, 3 s      \r           \r"

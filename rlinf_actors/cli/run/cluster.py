@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import selectors
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.kept_logs import keep
 from rlinf_actors.model.run_order import AgentOrder, HeadOrder, NodeOrder
+from rlinf_actors.runtime.progress import Facts, WaitLine, named, those_up
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
@@ -55,13 +55,9 @@ from rlinf_actors.settings import (
     Settings,
 )
 
-FIRST_S, MISSING_S, EVERY_S = 2.0, 30.0, 60.0
-"""Seconds until the first line about the wait for nodes, until it says what is missing, and between later lines."""
 END_S = 20.0
 """Seconds that the agentds have to end. Robots have made themselves safe long before."""
 LOG_LINES = 15
-SHOWN = 8
-"""Most nodes that a line names."""
 _PIPE_BYTES = 1 << 20
 """Room in the pipe to stdin of a process that starts many agentds, so that writing their order does not block."""
 _LABEL = re.compile(rb"^\s*\d+: ")  # of srun --label
@@ -206,10 +202,11 @@ class RunCluster:
                 waited = time.monotonic() - began
                 if waited >= timeout:
                     raise ClusterTimeoutError(
-                        f"{self._ready()} nodes are up after {timeout:g} s; {self._late()}; "
+                        f"{self._up()} nodes are up after {timeout:g} s; {self._late()}; "
                         "see their logs, or wait longer by --timeout"
                     )
-                line.show(waited, self._waiting)
+                if waited >= line.next_s:
+                    line.show(self._facts(), waited)
                 for key, _ in self._selector.select(min(line.next_s, timeout) - waited):
                     if isinstance(key.data, _Child):
                         self._hear(key.data)
@@ -241,14 +238,12 @@ class RunCluster:
                 msgspec.json.encode(AgentOrder(self._address, {name: self._orders[name] for name in child.names}))
             )
 
-    def _waiting(self, waited: float, late: bool) -> str:
-        return f"waiting for nodes: {self._ready()}, {waited:.0f} s" + (f"; {self._late()}" if late else "")
+    def _facts(self) -> Facts:
+        return Facts(f"waiting for nodes: {self._up()}", self._late())
 
-    def _ready(self) -> str:
+    def _up(self) -> str:
         gone = set(self._missing.values())
-        here = [name for name in self._plan.names if name not in gone]
-        names = f" ({', '.join(here[:SHOWN])}{', …' if len(here) > SHOWN else ''})" if here else ""
-        return f"{len(here)} of {len(self._plan.names)}{names}"
+        return those_up([name for name in self._plan.names if name not in gone], len(self._plan.names))
 
     def _late(self) -> str:
         """Return which nodes are missing, and what their logs say last."""
@@ -258,7 +253,7 @@ class RunCluster:
         late = [
             f"{name} by {child.title}{_last(child)}" for child in self._agents for name in child.names if name in gone
         ]
-        return f"missing: {'; '.join(late[:SHOWN])}" + (f"; and {len(late) - SHOWN} more" if len(late) > SHOWN else "")
+        return named("missing ", late, "; ")
 
     # --- the program ---
 
@@ -324,36 +319,6 @@ class RunCluster:
             _say(f"the logs of this run are kept in {keep(self._dir, parent)}")
         except OSError as error:
             _say(f"the logs of this run are removed, for they cannot be kept in {parent}: {error}")
-
-
-class WaitLine:
-    """Shows a wait on stderr: on one line of a terminal, else by a line at each change of its kind."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self.next_s = FIRST_S
-        """Seconds after which the next line is due."""
-
-    def __enter__(self) -> WaitLine:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._terminal and self.next_s > FIRST_S:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-
-    def show(self, waited: float, told: Callable[[float, bool], str]) -> None:
-        """Show ``told(waited, late)`` if a line is due. *late* is True if the line shall say what is missing."""
-        if waited < self.next_s:
-            return
-        text = told(waited, waited >= MISSING_S)
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[2K{plain(text)}")
-            sys.stderr.flush()
-            self.next_s = math.floor(waited) + 1.0
-        else:
-            note(text)
-            self.next_s = MISSING_S if waited < MISSING_S else waited + EVERY_S
 
 
 def _say(text: str) -> None:
