@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import msgspec
 
@@ -72,6 +72,8 @@ class KeyQueue(msgspec.Struct):
 
 
 NO_QUEUE = KeyQueue()
+WorkerOf = Callable[[bytes], str]
+"""Returns the id of the worker at the other end of a link, "" if that is a driver."""
 MOST_SHOWN = 4096
 """Most bytes of a key that is decoded to show it."""
 GET = Getter(None)
@@ -83,7 +85,7 @@ def load(queue: KeyQueue) -> int:
     return len(queue.items) + len(queue.parked) + len(queue.getters) + len(queue.dead)
 
 
-def key_figures(key: Hashable, queue: KeyQueue) -> KeyFigures:
+def key_figures(key: Hashable, queue: KeyQueue, worker_of: WorkerOf) -> KeyFigures:
     """Return what `rlinf-actors channel show` says of a key. No item is looked at."""
     return KeyFigures(
         _text(key),
@@ -92,8 +94,8 @@ def key_figures(key: Hashable, queue: KeyQueue) -> KeyFigures:
         puts_waiting=len(queue.parked),
         gets_waiting=len(queue.getters),
         undeliverable=len(queue.dead),
-        producers=_who(queue.parked),
-        consumers=_who(queue.getters),
+        producers=_who(queue.parked, worker_of),
+        consumers=_who(queue.getters, worker_of),
         size=queue.nbytes,
     )
 
@@ -108,7 +110,10 @@ def _text(key: Hashable) -> str:
         return repr(key)[:KEY_CHARS]
 
 
-def _who(tickets: Iterable[Ticket]) -> list[str]:
-    """Return the incarnations of the first processes that wait. Many requests are of few processes."""
-    owners = dict.fromkeys(ticket.owner.partition(":")[2] for ticket in itertools.islice(tickets, 100))
+def _who(tickets: Iterable[Ticket], worker_of: WorkerOf) -> list[str]:
+    """Return the first processes that wait, a worker by its id, a driver by its incarnation. Many requests are of few
+    processes.
+    """
+    first = itertools.islice(tickets, 100)
+    owners = dict.fromkeys(worker_of(ticket.peer) or ticket.owner.partition(":")[2] for ticket in first)
     return list(owners)[:MAX_WAITERS]

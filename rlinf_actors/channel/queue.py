@@ -20,7 +20,7 @@ import heapq
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
-from rlinf_actors.channel.key_queue import GET, NO_QUEUE, Getter, KeyQueue, key_figures, load
+from rlinf_actors.channel.key_queue import GET, NO_QUEUE, Getter, KeyQueue, WorkerOf, key_figures, load
 from rlinf_actors.channel.queue_commands import (
     AcceptPut,
     AcceptPuts,
@@ -74,7 +74,7 @@ class ChannelQueue:
     def size(self, key: Hashable) -> int:
         return len(self._keys.get(key, NO_QUEUE).items)
 
-    def figures(self) -> ChannelFigures:
+    def figures(self, worker_of: WorkerOf = lambda peer: "") -> ChannelFigures:
         pairs = list(itertools.islice(self._keys.items(), COUNTED_KEYS))
         queues = [queue for _, queue in pairs]
         busiest = heapq.nlargest(MAX_KEYS, pairs, lambda pair: load(pair[1]))
@@ -89,7 +89,7 @@ class ChannelQueue:
             entered=self._seq,
             max_items=max(0, self.maxsize),
             max_bytes=max(0, self.max_bytes),
-            by_key=[key_figures(key, queue) for key, queue in busiest],
+            by_key=[key_figures(key, queue, worker_of) for key, queue in busiest],
             closed=self.closed,
         )
 

@@ -116,7 +116,7 @@ def channel_rows(endpoint: str, status: Status, job: str) -> list[dict[str, Any]
         row = figures_dict(figures or ChannelFigures())
         for key in row["by_key"]:
             for part in ("producers", "consumers"):
-                key[part] = [_process(status, one) for one in key[part]]
+                key[part] = [waiter_name(status, one) for one in key[part]]
         node = nodes.get(worker.node_rank)
         host = node.hostname if node is not None else worker.node_ip
         name = group.name.removeprefix(CHANNEL_GROUPS)
@@ -143,9 +143,20 @@ async def _ask(endpoint: str, asked: list[tuple[str, str]]) -> dict[str, tuple[C
     return found
 
 
-def _process(status: Status, incarnation: str) -> str:
-    driver = next((one for one in status.drivers if one.incarnation == incarnation), None)
-    return f"process {incarnation[:8]}" if driver is None else f"{driver.program or 'a driver'} ({driver.pid})"
+def waiter_name(status: Status, waiter: str) -> str:
+    """Return the name of a process that waits, for people: "actor:0", or "ann's train.py (pid 4242 on gpu-1)".
+
+    *waiter* is the id of a worker, or of a child member, which begins with its worker's; or a driver's incarnation.
+    """
+    for driver in status.drivers:
+        if driver.incarnation == waiter:
+            where = f" on {driver.program.hostname}" if driver.program.hostname else ""
+            return f"{str(driver.program) or 'a driver'} (pid {driver.pid}{where})"
+    for group in status.groups:
+        for worker in group.workers:
+            if waiter == worker.id or waiter.startswith(f"{worker.id}_"):
+                return f"{'a child of ' * (waiter != worker.id)}{group.name}:{worker.rank}"
+    return f"a process that has left the cluster ({waiter[:8]})"
 
 
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:

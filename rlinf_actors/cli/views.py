@@ -137,7 +137,7 @@ def driver_dict(driver: DriverState) -> dict[str, Any]:
 
 def _driver(driver: DriverState) -> str:
     where = f" on {driver.program.hostname}" if driver.program.hostname else ""
-    return f"{driver.program or 'a driver'}{where}, process {driver.pid}: job {driver.namespace}"
+    return f"{str(driver.program) or 'a driver'}{where}, process {driver.pid}: job {driver.namespace}"
 
 
 def _others(found: Status) -> list[str] | str:

@@ -147,7 +147,7 @@ def _worker_of(status: Status, group: GroupState, worker: WorkerState) -> dict[s
         **worker_dict(group, worker, status.at, near=here),
         "class": group.cls,
         "node": node.hostname if node is not None else worker.node_ip,
-        "owner": "" if owner is None else f"{owner.program or 'a driver'}, process {owner.pid}",
+        "owner": "" if owner is None else f"{str(owner.program) or 'a driver'}, process {owner.pid}",
         "robots": [one.title for one in held if name in one.workers],
     }
 

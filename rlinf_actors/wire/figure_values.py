@@ -90,7 +90,7 @@ class KeyFigures(Value, frozen=True):
         out: deliveries that are not acknowledged.
         puts_waiting, gets_waiting: requests that wait for room, and for items.
         undeliverable: items that were delivered too often.
-        producers, consumers: incarnations of the first MAX_WAITERS processes that wait.
+        producers, consumers: the first MAX_WAITERS processes that wait: ids of workers, incarnations of drivers.
         size: bytes of the items of this key that the host holds; -1 from a worker that does not say.
     """
 

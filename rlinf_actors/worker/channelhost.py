@@ -55,7 +55,7 @@ class ChannelHost(Worker):
         send, watch, emulated = server.send, runtime.watched.watch, runtime.emulated
         queue_server = QueueServer(queue, send, watch, keep, ending.begin, emulated, runtime.io.loop.call_soon)
 
-        figures.channel = queue.figures
+        figures.channel = functools.partial(queue.figures, server.worker_of)
 
         if reading.active is not None:
             reading.active.leave_to_loop()

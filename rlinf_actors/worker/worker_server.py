@@ -185,6 +185,10 @@ class WorkerServer:
         """Register *callback*, to be called when the connection of a member was lost and messages may be missing."""
         self._on_link_lost.append(callback)
 
+    def worker_of(self, peer: bytes) -> str:
+        """Return the id of the worker at the other end of the link *peer*, "" if that is a driver."""
+        return self._workers.get(peer, "")
+
     def on_forgotten(self, callback: Callable[[bytes], object]) -> None:
         """Register *callback*, to be called LATE_S seconds after a member's end, with the identity of its link."""
         self._on_forgotten.append(callback)

@@ -76,6 +76,15 @@ def test_figures_count_what_waits_and_what_is_out():
     assert found.size == kit.queue.nbytes > 0
 
 
+def test_figures_name_a_waiting_worker_by_its_id_and_a_driver_by_its_incarnation():
+    kit = Kit()
+    kit.get("worker:1a")
+    kit.get("worker:1a")
+    kit.get("driver:2b")
+    (key,) = kit.queue.figures({b"worker:1a": "g-0"}.get).by_key
+    assert key.consumers == ["g-0", "2b"]
+
+
 def test_bytes_of_a_key_are_counted_until_they_are_acknowledged():
     kit = Kit()
     for nbytes in (100, 10, 1):

@@ -11,8 +11,10 @@ from cli_kit import ENDPOINT, example_status
 from msgspec.structs import replace
 
 from rlinf_actors.cli import output
+from rlinf_actors.cli.channel_command import waiter_name
 from rlinf_actors.cli.views import Figures, worker_dict
 from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.program import DriverState, Program
 
 
 def test_nodes_json_has_stable_keys(shown):
@@ -109,6 +111,24 @@ def test_table_shows_figures_of_local_workers(shown, monkeypatch):
     _, out, _ = shown("workers")
     assert out.splitlines()[0].split()[6:8] == ["CPU", "MEMORY"]
     assert "8 s  300 MiB" in out
+
+
+@pytest.mark.parametrize(
+    ("waiter", "name"),
+    [
+        ("w0", "greeters:0"),
+        ("w0_1", "a child of greeters:0"),
+        ("d1", "ann's train.py (pid 7 on gpu-1)"),
+        ("d2", "a driver (pid 8)"),
+        ("0123456789abcdef", "a process that has left the cluster (01234567)"),
+    ],
+)
+def test_what_waits_for_a_channel_is_named(waiter, name):
+    drivers = [
+        DriverState("d1", "job-1", 7, 0, Program("ann", "gpu-1", "/home/ann/train.py")),
+        DriverState("d2", "job-1", 8, 0, Program()),
+    ]
+    assert waiter_name(replace(example_status(), drivers=drivers), waiter) == name
 
 
 def test_workers_of_an_unknown_group_are_none(shown):

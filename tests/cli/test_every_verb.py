@@ -15,7 +15,7 @@ import pytest
 from terminal import terminal
 from test_json_page import keys_of
 
-from rlinf_actors import Channel, Worker
+from rlinf_actors import AsyncWork, Channel, Worker
 from rlinf_actors.cli.app import app
 from rlinf_actors.testing import LocalCluster
 
@@ -67,6 +67,13 @@ for verb in json.loads(sys.argv[1]):
 class Miner(Worker):
     def dig(self) -> None:
         print("gold", flush=True)
+        self.waits = waiting_get(Channel.connect("gold"))
+
+
+def waiting_get(channel: Channel[int]) -> AsyncWork[int]:
+    waits = channel.get("empty", async_op=True)
+    channel.qsize("empty")  # the host has the get when it answers this later request
+    return waits
 
 
 class Said(NamedTuple):
@@ -84,9 +91,14 @@ def local(tmp_path_factory) -> Iterator[dict[str, str]]:
         for name, value in made.driver_env.items():
             patch.setenv(name, value)
         cluster = made.cluster(namespace="cell")
-        Channel.create("gold").put(1, key="k")
+        channel = Channel.create("gold")
+        channel.put(1, key="k")
         Miner.create_group().launch(cluster, name="miners").dig().wait()
+        waits = waiting_get(channel)
         yield {**os.environ, "CONF": str(conf)}
+        channel.put(1, key="empty")
+        channel.put(2, key="empty")
+        waits.wait()
 
 
 def verbs(env: Mapping[str, str], *more: str, names: list[str]) -> list[list[str]]:
@@ -138,6 +150,9 @@ def test_piped_output_has_no_escape_sequence(local):
     for name, one in said.items():
         assert "\x1b" not in one.out, name
         assert one.out.strip(), name
+    waiting = next(line for line in said["channel show gold"].out.splitlines() if "miners:0" in line)
+    assert "miners:0, " in waiting
+    assert f"(pid {os.getpid()} on " in waiting
 
 
 def test_a_terminal_shows_tables_without_colours_if_those_are_not_wanted(local, monkeypatch):
