@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Callable
 from datetime import date, datetime
 from typing import NamedTuple
@@ -67,6 +68,13 @@ def parse_since(context: click.Context, parameter: click.Parameter, value: str) 
     help="Only events after the event of this number, not older than an age (30s, 10m, 2h, 1d), or since a time "
     "(14:30, 2026-05-17T14:30).",
 )
+@click.option(
+    "--last",
+    "-n",
+    type=click.IntRange(min=0),
+    metavar="NUMBER",
+    help="Only the last events of those that the other options choose. With -f, the new events follow.",
+)
 @click.option("--group", metavar="NAME", help="Only events of groups of this name.")
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only events of this kind; may be repeated."
@@ -84,6 +92,7 @@ def parse_since(context: click.Context, parameter: click.Parameter, value: str) 
 def events(
     follow: bool,
     since: Since,
+    last: int | None,
     group: str | None,
     kinds: tuple[str, ...],
     node: str | None,
@@ -95,14 +104,21 @@ def events(
     events, also over its restarts; while it is away, -f waits for it and then goes on without a gap.
     """
     cursor = EventCursor(namespace, since.seq, kinds, group, node)
+    past = None if last is None else deque[ClusterEvent](maxlen=last)  # until the end of the log is reached
 
     def show(answer: Events, found: list[ClusterEvent]) -> bool:
+        nonlocal past
         oldest = since.begins(answer.at)
         if found and found[0].kind == "events_missing" and answer.events and answer.events[0].at < oldest:
             del found[0]  # older ones than those that were asked for
+        found = [event for event in found if event.at >= oldest]
+        if past is not None:
+            past.extend(found)
+            if answer.more:
+                return True
+            found, past = list(past), None
         for event in found:
-            if event.at >= oldest:
-                echo(json_line(event_dict(event)) if as_json else event_line(event))
+            echo(json_line(event_dict(event)) if as_json else event_line(event))
         return follow or answer.more
 
     read_events(head, cursor, follow, show)

@@ -91,6 +91,11 @@ def test_json_has_stable_keys(head, capsys):
         (["--namespace", "other"], ["head_started"]),
         (["--namespace", "lab"], ["head_started", "estop"]),
         (["--group", "g"], []),
+        (["-n", "1"], ["estop"]),
+        (["-n", "5"], ["head_started", "estop"]),
+        (["-n", "0"], []),
+        (["--last", "1", "--kind", "head_started"], ["head_started"]),
+        (["-n", "1", "--since", "2"], []),
     ],
 )
 def test_filters_are_sent_to_the_head(head, capsys, arguments, seen):
@@ -98,7 +103,16 @@ def test_filters_are_sent_to_the_head(head, capsys, arguments, seen):
     assert (code, [json.loads(line)["kind"] for line in lines]) == (0, seen)
 
 
-@pytest.mark.parametrize("arguments", [["--since", "yesterday"], ["--since", "25:00"], ["--kind", "worker_exploded"]])
+def test_the_last_events_are_the_last_of_all_answers(head, capsys, monkeypatch):
+    monkeypatch.setattr("rlinf_actors.head.event_log.ANSWER_EVENTS", 1)
+    code, lines, _ = run(capsys, "-n", "1")
+    assert (code, [line.split()[3] for line in lines]) == (0, ["estop"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--since", "yesterday"], ["--since", "25:00"], ["--kind", "worker_exploded"], ["-n", "-1"], ["-n", "few"]],
+)
 def test_a_wrong_option_is_a_usage_error(head, capsys, arguments):
     code, lines, err = run(capsys, *arguments)
     assert (code, lines) == (64, [])
