@@ -55,7 +55,7 @@ def test_event_stream_survives_a_head_restart_and_ends_with_its_cluster(local_cl
 def test_command_line_follows_events(local_cluster):
     local = local_cluster(num_nodes=1)
     cluster = local.cluster()
-    command = [sys.executable, "-m", "rlinf_actors.cli.main", "events", "-f", "-n", "99", "--json", "--head", local.head]
+    command = [sys.executable, "-m", "rlinf_actors.cli.main", "events", "-fn99", "--json", "--head", local.head]
     env = {**os.environ, **local.driver_env}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as reading:
         assert reading.stdout is not None
