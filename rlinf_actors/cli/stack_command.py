@@ -52,7 +52,8 @@ def stack(target: str, job: str, every: bool, level: str | None, head: str | Non
 
     A worker whose I/O thread does not answer, because C code holds the interpreter's lock, shows its stacks by --signal
     or --py-spy. The signal can interrupt system calls of a robot's SDK, and py-spy stops the worker for some
-    milliseconds; without these options no worker is interrupted.
+    milliseconds; without these options no worker is interrupted. With them the command fails if a worker shows no
+    stacks, for example because py-spy is not installed on its node.
     """
     if every == bool(target or job):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME), or --all")
@@ -65,9 +66,16 @@ def stack(target: str, job: str, every: bool, level: str | None, head: str | Non
     workers = asyncio.run(_ask(endpoint, status, chosen, level or IO_THREAD)) if chosen else []
     if as_json:
         show_json(report_dict(workers))
-        return
-    for line in report_lines(workers):
-        echo(plain(line))
+    else:
+        for line in report_lines(workers):
+            echo(plain(line))
+    silent = [one for one in workers if one.answer.fault]
+    if level and silent:  # without these options a worker that does not answer is a finding
+        first = silent[0]
+        raise RlinfActorsError(
+            f"{len(silent)} of {len(workers)} workers show no stacks: "
+            f"{first.group}:{first.rank} on {first.node}: {first.answer.fault}"
+        )
 
 
 def select(status: Status, target: str, job: str) -> list[Place]:

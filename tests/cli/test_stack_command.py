@@ -238,6 +238,22 @@ def test_text_of_hostile_workers_is_shown_harmless(shown, monkeypatch):
         assert not {"\x1b", "\x9b", "\r", "\u202e"} & set(out)
 
 
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_stacks_from_outside_that_are_not_taken_fail_the_command_with_the_fix(shown, monkeypatch, as_json):
+    fix = "its node has no py-spy: run 'pip install py-spy' there"
+    answers = [worker(0), worker(1, level="py-spy", fault=fix)]
+
+    async def ask(*_given):
+        return answers
+
+    monkeypatch.setattr(stack_command, "_ask", ask)
+    code, out, err = shown("stack", "--all", "--py-spy", *as_json, status=status_of_two_jobs())
+    assert (code, fix in out) == (1, True)
+    assert err == f"error: 1 of 2 workers show no stacks: env:1 on gpu-1: {fix}\n"
+    code, _, err = shown("stack", "--all", *as_json, status=status_of_two_jobs())
+    assert (code, err) == (0, ""), "that a worker does not answer is what was asked"
+
+
 # --- real workers ---
 
 RANKS = 8
@@ -313,8 +329,9 @@ def test_workers_that_call_one_another_and_a_stopped_one_are_named(local_cluster
         channel.put(0, key="holds")
 
         def stacks(*level: str) -> tuple[str, str, bool]:
-            assert app.run(["stack", "stuck", "--json", *level]) == 0
+            code = app.run(["stack", "stuck", "--json", *level])
             (found,) = json.loads(capsys.readouterr().out)["workers"]
+            assert code == bool(level and found["fault"])
             functions = [frame["function"] for stack in found["stacks"] for frame in stack["frames"]]
             held = any(one.rpartition(".")[2] == "hold_the_lock" for one in functions)
             return found["level"], found["fault"], held
@@ -361,7 +378,7 @@ def test_a_deadlock_over_a_device_lock_is_named_on_a_terminal(local_cluster, mon
         assert "lockers:1 waits in device_lock, held by lockers:0 (namespace 'cell'), owned by " in shown.shown
         for option, how in (("--signal", "a signal"), ("--py-spy", "py-spy")):
             with terminal("stack", "lockers:0", option) as shown:
-                assert shown.end() == 0
+                assert shown.end() == (f"stacks by {how}" not in shown.shown)
             assert f"stacks by {how}" in shown.shown or "py-spy" in shown.shown
         with terminal("stack", "--all", "--json") as shown:
             assert shown.end() == 0
