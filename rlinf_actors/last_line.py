@@ -30,15 +30,33 @@ class LastLine:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shown = 0  # characters of the line that is shown now
+        self._waits: list[object] = []
+
+    def begin(self, wait: object) -> None:
+        """Give the line to *wait*. The waits before get the line back at its end."""
+        with self._lock:
+            self._waits.append(wait)
+
+    def end(self, wait: object) -> None:
+        """Take the line from *wait*, and remove what it shows."""
+        with self._lock:
+            if self._waits[-1] is wait:
+                self._clear()
+            self._waits.remove(wait)
 
     @property
     def is_rewritten(self) -> bool:
         """True if `show` replaces the line before, in a terminal or notebook. Elsewhere it prints a further line."""
         return _is_terminal() or _is_notebook()
 
-    def show(self, text: str, prefix: str) -> None:
-        """Show *text* in place of the line before, or print it with *prefix* where no line can be replaced."""
+    def show(self, wait: object, text: str, prefix: str) -> None:
+        """Show *text* about *wait* in place of the line before, unless another wait has begun since.
+
+        Where no line can be replaced, print it with *prefix*.
+        """
         with self._lock:
+            if self._waits[-1] is not wait:
+                return
             if _is_terminal():
                 line = printable(text, _columns() - 1)  # a line that the terminal wraps could not be rewritten
                 _write(f"\r\x1b[2K{line}")
@@ -53,9 +71,12 @@ class LastLine:
     def clear(self) -> None:
         """Remove the line that `show` has left in a terminal or notebook."""
         with self._lock:
-            if self._shown:
-                _write("\r\x1b[2K" if _is_terminal() else f"\r{' ' * self._shown}\r")
-                self._shown = 0
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._shown:
+            _write("\r\x1b[2K" if _is_terminal() else f"\r{' ' * self._shown}\r")
+            self._shown = 0
 
 
 last_line = LastLine()

@@ -170,7 +170,7 @@ class Settings(msgspec.Struct, frozen=True):
         log_join: False to print equal lines of several ranks each (``RLINF_ACTORS_LOG_JOIN=0``).
         log_rate: lines a second of a worker that the driver prints in the long run, 0 for all
             (``RLINF_ACTORS_LOG_RATE``).
-        progress: False if stderr gets no lines about waits for nodes and workers (``RLINF_ACTORS_PROGRESS=0``).
+        progress: False if stderr gets no lines about waits (``RLINF_ACTORS_PROGRESS=0``).
         wait_lines_s: seconds after which a driver logs what a wait is for, 0 for never (``RLINF_ACTORS_WAIT_LINES``).
         code_working_dir: directory whose code the driver sends to its workers, "auto", or "0" for none; None if the
             configuration decides.

@@ -17,13 +17,12 @@ import click
 from msgspec.structs import replace
 
 from rlinf_actors.cli.output import echo, note
-from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import Observer, expected, head_option, observing, status_of
 from rlinf_actors.cli.stack_command import Place
 from rlinf_actors.cli.worker_command import job_option, place_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.loop import Tasks, call_threadsafe
-from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import Events, GetEvents, Status
 from rlinf_actors.wire.debug_messages import (
@@ -135,9 +134,10 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
             asked = ask()
 
 
-async def _ask(client: ControlClient, node_id: str, question: DebugQuestion) -> DebugAnswer:
+async def _ask(client: Observer, node_id: str, question: DebugQuestion) -> DebugAnswer:
     limit_s = ANSWER_S + question.wait_s
-    return expected(await client.request(AttachDebugger(node_id, question), limit_s), DebuggerAttached).answer
+    ask = client.listen if question.wait_s else client.request
+    return expected(await ask(AttachDebugger(node_id, question), limit_s), DebuggerAttached).answer
 
 
 @contextlib.asynccontextmanager
@@ -156,14 +156,12 @@ def _show(answer: DebugAnswer, question: DebugQuestion) -> None:
         echo(answer.output, nl=False)
 
 
-async def _event_of(
-    client: ControlClient, question: DebugQuestion, began: Events, patient: bool
-) -> ClusterEvent | None:
+async def _event_of(client: Observer, question: DebugQuestion, began: Events, patient: bool) -> ClusterEvent | None:
     """Return the next start or end of the worker since *began*; None if there is none soon and *patient* is False."""
     events = began
     while True:
         asked = GetEvents(events.next, events.log, question.namespace, wait_s=EVENT_S)
-        events = expected(await client.request(asked, ANSWER_S), Events)
+        events = expected(await client.listen(asked, ANSWER_S), Events)
         for event in events.events:
             if event.worker_id == question.worker and (event.exit is not None or event.kind == "worker_started"):
                 return event

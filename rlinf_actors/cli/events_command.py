@@ -12,7 +12,7 @@ from typing import NamedTuple
 import click
 
 from rlinf_actors.cli.output import echo, json_line, note, plain
-from rlinf_actors.cli.queries import Looking, expected, find_head, head_option, observing, shown
+from rlinf_actors.cli.queries import Looking, expected, find_head, head_option, observing
 from rlinf_actors.cluster.event_stream import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.net.discovery import client_settings
@@ -140,18 +140,19 @@ def read_events(
         follow: True to wait for new events. If the head stops answering after its first answer, wait for the head too.
         each: takes an answer of the head, and the events in it that pass the filters.
         limit_s: seconds after which asyncio.TimeoutError is raised, None for no limit.
-        look: says how far the wait is, for progress on stderr; None for no progress.
+        look: says how far the wait for an event is, for progress on stderr; None if it is not shown.
     """
     settings = client_settings()
     endpoint = find_head(head, settings)
 
     async def read() -> None:
-        async with observing(endpoint, settings) as client, shown(client, look):
+        async with observing(endpoint, settings, look=look) as client:
             reached = False
             while True:
                 asked = cursor.request(follow)
                 try:
-                    answer = expected(await client.request(asked, patience(asked)), Events)
+                    ask = client.listen if asked.wait_s and look is None else client.request
+                    answer = expected(await ask(asked, patience(asked)), Events)
                 except ClusterTimeoutError as error:
                     if not (follow and reached):
                         raise

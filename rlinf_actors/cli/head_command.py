@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import click
 import msgspec
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.cli.run import program as run_program
+from rlinf_actors.cli.views import ending
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.head import state_place
@@ -139,7 +141,7 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
         if as_json or not sys.stdin.isatty():
             raise UsageError(f"this ends the cluster at {endpoint}, with {len(groups)} groups: confirm it by --yes")
         click.confirm(f"End these and the head at {endpoint}?", abort=True, err=True)
-    ask_head(endpoint, StopCluster(by=who(), reason=reason), Done, STOP_S)
+    ask_head(endpoint, StopCluster(by=who(), reason=reason), Done, STOP_S, partial(ending, status.groups))
     if as_json:
         show_json({"head": endpoint, "groups": groups})
     note(f"the cluster at {endpoint} has ended")

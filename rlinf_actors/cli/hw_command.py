@@ -18,6 +18,7 @@ from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.probe_report import ProbeReport
 from rlinf_actors.hardware.robots.robot_checks import CAMERAS
 from rlinf_actors.hardware.robots.scan import RobotScan
+from rlinf_actors.runtime.progress import Facts, showing_blocked
 from rlinf_actors.wire.values import HardwareReport
 
 ROBOTS_TIMEOUT_S = 15.0
@@ -41,8 +42,10 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
     if as_json and as_toml:
         raise UsageError("--json and --toml are two forms of the same: give one")
     note("probing this machine's hardware ...")
-    report = asyncio.run(run_probe())
-    found = asyncio.run(scan_robots(ROBOTS_TIMEOUT_S)) if robots else None
+    with showing_blocked(lambda: Facts("asking the libraries of accelerators")):
+        report = asyncio.run(run_probe())
+    with showing_blocked(lambda: Facts("searching for robots and cameras")):
+        found = asyncio.run(scan_robots(ROBOTS_TIMEOUT_S)) if robots else None
     if as_json:
         show_json(scan_dict(report, found))
     elif as_toml:

@@ -18,12 +18,11 @@ import msgspec
 
 from rlinf_actors.cli.events_command import parse_since
 from rlinf_actors.cli.output import echo, json_line, note, plain, warn
-from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import Observer, expected, head_option, observing, status_of
 from rlinf_actors.compat import TaskGroup
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.log_lines import SlicedLines
 from rlinf_actors.net import discovery
-from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.shown import output
 from rlinf_actors.wire.client_messages import LogsRead, ReadLogs, Status
 from rlinf_actors.wire.log_values import DAEMON_LOG, MAX_LOG_WAIT_S, LogFile, LogQuestion, LogSlice, file_name
@@ -200,7 +199,7 @@ def _jobs(status: Status, target: str, job: str) -> list[str | None]:
 
 
 async def _sources(
-    client: ControlClient, nodes: Sequence[NodeState], jobs: Sequence[str | None], target: str, with_daemon: bool
+    client: Observer, nodes: Sequence[NodeState], jobs: Sequence[str | None], target: str, with_daemon: bool
 ) -> list[Source]:
     """Ask nodes for their log files, and return those of *target*. A node that does not answer is named on stderr."""
     at_once = asyncio.Semaphore(ASKED_NODES)
@@ -249,7 +248,7 @@ def _chosen(files: Sequence[tuple[NodeState, LogFile]], target: str, with_daemon
     )
 
 
-async def _print(client: ControlClient, source: Source, wanted: _Wanted, several: bool) -> None:
+async def _print(client: Observer, source: Source, wanted: _Wanted, several: bool) -> None:
     """Print a log file, and with --follow what comes after it, until its worker has ended."""
     lines = SlicedLines(partial(_line, source, several, wanted.as_json), wanted.limit)
     job = source.job if source.rank else None
@@ -299,9 +298,10 @@ def line_dict(source: Source, text: str) -> dict[str, object]:
     }
 
 
-async def _ask(client: ControlClient, node: NodeState, question: LogQuestion) -> LogSlice:
+async def _ask(client: Observer, node: NodeState, question: LogQuestion) -> LogSlice:
     request = ReadLogs(node.report.node_id, question)
-    answer = expected(await client.request(request, ANSWER_S + question.wait_s), LogsRead).answer
+    ask = client.listen if question.wait_s else client.request
+    answer = expected(await ask(request, ANSWER_S + question.wait_s), LogsRead).answer
     if answer.fault:
         raise RlinfActorsError(answer.fault)
     return answer

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rlinf_actors.last_line import last_line
 from rlinf_actors.settings import journal_stream
 from rlinf_actors.shown import json_text, lines, printable
 from rlinf_actors.systemd.service_manager import marked, reads
@@ -46,6 +47,7 @@ def echo(text: object = "", *, lead: str = "", err: bool = False, nl: bool = Tru
     """Print *text* with escapes for control characters other than line ends and tabs. *lead*, which goes before it, may
     have colours.
     """
+    last_line.clear()
     click.echo(lead + lines(str(text)), err=err, nl=nl, color=color)  # noqa: TID251 - the only place
 
 

@@ -1,4 +1,7 @@
-"""Requests of commands to a head. A command has no session: it connects, sends its requests, and disconnects."""
+"""Requests of commands to a head. A command has no session: it connects, sends its requests, and disconnects.
+
+`observing` shows what a command waits for, so a verb has to say only what its answer is about (`Looking`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -13,9 +17,10 @@ import click
 from rlinf_actors.cli.output import note
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.net import discovery
+from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.socket_security import Security
-from rlinf_actors.runtime.progress import Facts, showing
+from rlinf_actors.runtime.progress import Facts, named, seen, showing
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import HEAD, Settings
 from rlinf_actors.wire.client_messages import GetStatus, Status
@@ -87,37 +92,67 @@ async def _ask(
     timeout_s: float | None = None,
     look: Looking | None = None,
 ) -> T:
-    async with observing(endpoint, settings) as client, shown(client, look):
+    async with observing(endpoint, settings, look=look) as client:
         return expected(await client.request(question, timeout_s or TIMEOUT_S), kind)
 
 
+class Observer(ControlClient):
+    """The connection of a command. It knows which requests are not answered yet."""
+
+    def __init__(self, network: Network, endpoint: str) -> None:
+        super().__init__(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
+        self._asked: list[Body] = []
+
+    async def request(self, body: Body, timeout: float | None = None, *args: Any, **options: Any) -> Body:
+        """Send a request like `ControlClient.request`, and show the wait for its answer."""
+        self._asked.append(body)
+        try:
+            return await super().request(body, timeout, *args, **options)
+        finally:
+            self._asked = [one for one in self._asked if one is not body]
+
+    async def listen(self, body: Body, timeout: float) -> Body:
+        """Send a request that the head answers when something happens. The wait for that is not shown."""
+        return await super().request(body, timeout)
+
+    async def waits(self, look: Looking | None, missing: bool) -> Facts | None:
+        """Return what this command waits for, None if it waits for no answer. If *look* is given, it says so."""
+        if not self._asked:
+            return None
+        nodes = {str(getattr(one, "node_id", "")) for one in self._asked}
+        if look is None and nodes == {""}:
+            return Facts(f"waiting for the head at {self.endpoint}")
+        status = expected(await super().request(GetStatus(), TIMEOUT_S), Status)
+        if look is not None:
+            return look(status)
+        asked = [node for node in status.nodes if node.report.node_id in nodes]
+        names = sorted(node.report.hostname for node in asked)
+        return Facts(named("waiting for the answer of ", names), named("", [seen(node) for node in asked]))
+
+
 @contextlib.asynccontextmanager
-async def observing(endpoint: str, settings: Settings, key: KeyFile | None = None) -> AsyncIterator[ControlClient]:
+async def observing(
+    endpoint: str, settings: Settings, key: KeyFile | None = None, look: Looking | None = None
+) -> AsyncIterator[Observer]:
     """Connect to the head at *endpoint* for a ``with`` block, without a session: the head keeps nothing about this
     process. *key* identifies this process; by default a key of this user.
+
+    On stderr is shown what the block waits for. *look* says it if the block has something better to say than who has
+    not answered.
     """
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     security = Security.of(key) if key else discovery.security_toward(endpoint, settings, *OBSERVERS)
     network = ZmqNetwork(asyncio.get_running_loop(), security)
     try:
-        client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
+        client = Observer(network, endpoint)
         try:
-            yield client
+            async with showing(partial(client.waits, look), ""):
+                yield client
         finally:
             client.close()
     finally:
         network.close()
-
-
-def shown(client: ControlClient, look: Looking | None) -> contextlib.AbstractAsyncContextManager[None]:
-    """Show on stderr how far the head is, for a ``with`` block, if *look* says it."""
-
-    async def ask(missing: bool) -> Facts:
-        assert look is not None
-        return look(expected(await client.request(GetStatus(), TIMEOUT_S), Status))
-
-    return showing(ask, "") if look is not None else contextlib.nullcontext()
 
 
 def expected(answer: Body, kind: type[T]) -> T:

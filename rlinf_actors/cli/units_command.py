@@ -11,6 +11,7 @@ from rlinf_actors.cli import firewall
 from rlinf_actors.cli.output import echo, note
 from rlinf_actors.cli.queries import head_option
 from rlinf_actors.errors import UsageError
+from rlinf_actors.runtime.progress import Facts, named, showing_blocked
 from rlinf_actors.systemd import unit_files as files
 from rlinf_actors.systemd import unit_removal
 
@@ -121,7 +122,8 @@ def uninstall(directory: str, force: bool, yes: bool) -> None:
             what = f"stops {running} running units and their workers, and removes {removed} files"
             raise UsageError(f"this {what}: confirm it by --yes")
         click.confirm("Do this?", abort=True, err=True)
-    unit_removal.carry_out(found, folder)
+    with showing_blocked(lambda: Facts(named("waiting for systemd to stop ", found.running) or "waiting for systemd")):
+        unit_removal.carry_out(found, folder)
     for path in found.files:
         echo(f"removed: {path}")
     _tell_what_stays(found)

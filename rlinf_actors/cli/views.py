@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -294,16 +295,19 @@ def stop(
 
 def end_group(endpoint: str, group: GroupState, grace_s: float, reason: str) -> None:
     """Have the head end a group, and say when it has ended."""
-
-    def look(status: Status) -> Facts:
-        now = [one for one in status.groups if (one.namespace, one.name) == (group.namespace, group.name)]
-        alive = [worker.rank for one in now for worker in one.workers if worker.state != "gone"]
-        count = len(group.workers)
-        how_far = f"{count - len(alive)} of {count} workers of {group.name} have ended"
-        return Facts(how_far, named("still running: ", [f"{group.name}:{rank}" for rank in alive]))
-
-    ask_head(endpoint, EndGroup(group.namespace, group.name, grace_s, who(), reason), Done, grace_s + ANSWER_S, look)
+    asked = EndGroup(group.namespace, group.name, grace_s, who(), reason)
+    ask_head(endpoint, asked, Done, grace_s + ANSWER_S, partial(ending, [group]))
     note(f"group {group.name} of namespace {group.namespace} has ended")
+
+
+def ending(groups: Sequence[GroupState], now: Status) -> Facts:
+    """Return how many workers of *groups* have ended *now*, and which still run."""
+    names = {(one.namespace, one.name) for one in groups}
+    theirs = [one for one in now.groups if (one.namespace, one.name) in names]
+    alive = [f"{one.name}:{worker.rank}" for one in theirs for worker in one.workers if worker.state != "gone"]
+    count = sum(len(one.workers) for one in groups)
+    whose = f" of {groups[0].name}" if len(groups) == 1 else ""
+    return Facts(f"{count - len(alive)} of {count} workers{whose} have ended", named("still running: ", alive))
 
 
 def check_ends_groups(status: Status) -> None:

@@ -16,6 +16,7 @@ from rlinf_actors.cli.views import stop as stop_group
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.host import host_key
+from rlinf_actors.runtime.progress import Facts, named, seen
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import KillWorker, Status, WorkerKilled
 from rlinf_actors.wire.protocol import KILLS
@@ -101,7 +102,13 @@ def kill(target: str, job: str, reason: str, yes: bool, head: str | None, as_jso
             raise UsageError(f"this kills {what}: confirm it by --yes")
         click.confirm("Kill it?", abort=True, err=True)
     asked = KillWorker(place[0].namespace, place[0].name, place[1].id, who(), reason)
-    _, answer = ask_head(endpoint, asked, WorkerKilled, ANSWER_S)
+    node = next((one for one in status.nodes if one.rank == place[1].node_rank), None)
+
+    def look(now: Status) -> Facts:
+        late = [seen(one) for one in now.nodes if node is not None and one.report.node_id == node.report.node_id]
+        return Facts(f"waiting for the end of {found['name']} on {found['node']}", named("", late))
+
+    _, answer = ask_head(endpoint, asked, WorkerKilled, ANSWER_S, look)
     exit = answer.exit
     certain = exit is not None and exit.kind != "node_lost"
     killed = _worker_of(status, place[0], place[1])

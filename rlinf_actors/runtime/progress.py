@@ -70,16 +70,17 @@ class Lines:
 def nodes_facts(nodes: Sequence[NodeState], wanted: int) -> Facts:
     """Return how many of *wanted* nodes are ready, and which are not."""
     here = [node.report.hostname for node in nodes if node.state == "ready"]
-    late = [
-        f"{f'rank {node.rank} ' if node.rank >= 0 else ''}({node.report.hostname}) is {node.state}, last seen "
-        f"{duration(node.last_seen_s)} ago"
-        for node in nodes
-        if node.state != "ready"
-    ]
+    late = [seen(node) for node in nodes if node.state != "ready"]
     known = {node.rank for node in nodes}
     unseen = [f"rank {rank}, never seen" for rank in range(wanted) if rank not in known]
     left = max(0, wanted - len(here) - len(late))
     return Facts(f"waiting for nodes: {those_up(here, wanted)}", named("missing ", [*late, *unseen[:left]]))
+
+
+def seen(node: NodeState) -> str:
+    """Return the state of a node, and when the head has heard from it."""
+    rank = f"rank {node.rank} ({node.report.hostname})" if node.rank >= 0 else node.report.hostname
+    return f"{rank} is {node.state}, last seen {duration(node.last_seen_s)} ago"
 
 
 def those_up(names: Sequence[str], wanted: int) -> str:
@@ -124,10 +125,11 @@ class WaitLine:
         self._enabled = Settings.load().progress
 
     def __enter__(self) -> WaitLine:
+        last_line.begin(self)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        last_line.clear()
+        last_line.end(self)
 
     @property
     def next_s(self) -> float:
@@ -138,7 +140,7 @@ class WaitLine:
         """Show the line that is due at *waited_s*; remove it if there is nothing to show now."""
         line = self._lines.line(facts or Facts(""), waited_s)
         if facts is not None:
-            last_line.show(line, self._prefix)
+            last_line.show(self, line, self._prefix)
         else:
             last_line.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
@@ -37,11 +38,21 @@ class Idle(Worker):
 
 
 @pytest.fixture
-def local(local_cluster, monkeypatch):
-    made = local_cluster(num_nodes=1)
-    for name, value in made.driver_env.items():
-        monkeypatch.setenv(name, value)
-    return made
+def made(local_cluster, monkeypatch):
+    """Return a function that starts a cluster, which the driver and the commands of the test find."""
+
+    def make(num_nodes: int):
+        local = local_cluster(num_nodes=num_nodes)
+        for name, value in local.driver_env.items():
+            monkeypatch.setenv(name, value)
+        return local
+
+    return make
+
+
+@pytest.fixture
+def local(made):
+    return made(1)
 
 
 def test_a_driver_shows_which_nodes_and_workers_it_waits_for(local, tmp_path):
@@ -56,6 +67,21 @@ def test_a_driver_shows_which_nodes_and_workers_it_waits_for(local, tmp_path):
     assert "\r\x1b[2K['hello']\n" in driver.shown
     with terminal(str(gate), "2", command=[sys.executable, str(script)]) as driver:
         driver.until("waiting for nodes: 1 of 2 (node0), ")
+
+
+def test_a_command_shows_who_does_not_answer(made):
+    local = made(2)
+    for rank, words, waits in (
+        (0, ("nodes",), "waiting for the head at tcp://127.0.0.1:"),
+        (1, ("logs", "--node", "node1"), "waiting for the answer of node1, "),
+    ):
+        process = local.nodes[rank].process
+        process.send_signal(signal.SIGSTOP)
+        with terminal(*words) as command:
+            command.until(f"\r\x1b[2K{waits}")
+            process.send_signal(signal.SIGCONT)
+            assert command.end() == 0, command.shown
+        assert "\r\x1b[2K" in command.shown.rpartition(waits)[2]
 
 
 def test_a_drain_shows_what_still_runs(local):

@@ -24,6 +24,7 @@ from rlinf_actors.cli.views import group_dict, node_dict, summary, worker_dict
 from rlinf_actors.config_files import read_text
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.runtime.progress import Facts, showing_blocked
 from rlinf_actors.security import keyfile
 from rlinf_actors.settings import Settings
 from rlinf_actors.toml_text import parse_toml
@@ -183,7 +184,8 @@ def _add_journal(archive: _Archive) -> None:
     command = ["journalctl", "--no-pager", "-o", "short-iso", "-n", str(JOURNAL_LINES)]
     command += [word for unit in UNITS for word in ("-u", unit)]
     try:
-        done = subprocess.run(command, capture_output=True, errors="replace", timeout=JOURNAL_S, check=False)
+        with showing_blocked(lambda: Facts("reading the journal of the units")):
+            done = subprocess.run(command, capture_output=True, errors="replace", timeout=JOURNAL_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         archive.fail("logs/journal.txt", error)
         return

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from rlinf_actors.cli.queries import expected, observing
 from rlinf_actors.errors import AuthenticationError, RlinfActorsError
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.runtime.progress import Facts, named, seen
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, Interface, NodeFacts, PathAnswer, PathTest
 from rlinf_actors.wire.client_messages import CheckNode, NodeChecked, Status
@@ -113,7 +114,7 @@ def ask_cluster(endpoint: str, settings: Settings, status: Status, with_paths: b
 
 
 async def _ask(endpoint: str, settings: Settings, status: Status, with_paths: bool) -> ClusterFacts:
-    async with observing(endpoint, settings) as client:
+    async with observing(endpoint, settings, look=lambda now: asking.waits(now)) as client:
         asking = Asking(client, status)
         await asking.nodes()
         order = {node.report.node_id: (node.rank, node.report.hostname) for node in status.nodes}
@@ -140,7 +141,18 @@ class Asking:
         self.clocks: dict[str, ClockOffset] = {}
         self.paths: list[Path] = []
         self._client = client
-        self._status = status
+        self._asked = [node for node in status.nodes if node.state != "lost" and not node.closed]
+        self._to_test = 0
+
+    def waits(self, now: Status) -> Facts:
+        """Return what is waited for. *now* is the state of the cluster now."""
+        if self._to_test:
+            return Facts(f"testing paths between nodes: {len(self.paths)} of {self._to_test}")
+        ids = {node.report.node_id for node in self._asked} - self.clocks.keys() - self.faults.keys()
+        late = [seen(node) for node in now.nodes if node.report.node_id in ids]
+        return Facts(
+            f"asking nodes: {len(self._asked) - len(ids)} of {len(self._asked)} have answered", named("", late)
+        )
 
     async def nodes(self) -> None:
         """Ask all nodes that are there for their facts and their time."""
@@ -148,8 +160,6 @@ class Asking:
 
         async def ask(node: NodeState) -> None:
             id = node.report.node_id
-            if node.closed:
-                return  # it admits nothing of this user
             if node.protocol and node.protocol < CHECKS:
                 self.faults[id] = "its agentd is of an earlier version and sends no facts: upgrade it"
                 return
@@ -160,7 +170,7 @@ class Asking:
                 except RlinfActorsError as error:
                     self.faults[id] = str(error)
 
-        await asyncio.gather(*(ask(node) for node in self._status.nodes if node.state != "lost"))
+        await asyncio.gather(*map(ask, self._asked))
 
     async def _check(self, id: str, question: CheckQuestion) -> CheckAnswer:
         return expected(await self._client.request(CheckNode(id, question), ANSWER_S), NodeChecked).answer
@@ -176,13 +186,14 @@ class Asking:
 
     async def test_paths(self) -> str:
         """Test the paths in rounds. Return why some were not tested, "" if all were."""
-        nodes = [node for node in self._status.nodes if node.report.node_id in self.facts]
+        nodes = [node for node in self._asked if node.report.node_id in self.facts]
         rounds = in_rounds(ring_and_star(nodes, self.facts))
+        self._to_test = sum(map(len, rounds))
         begun = time.monotonic()
         for number, some in enumerate(rounds):
             if time.monotonic() - begun > PATHS_S:
                 left = sum(map(len, rounds[number:]))
-                return f"{left} of {sum(map(len, rounds))} paths were not tested: {PATHS_S:g} s are over"
+                return f"{left} of {self._to_test} paths were not tested: {PATHS_S:g} s are over"
             try:
                 self.paths += await asyncio.gather(*(self._test(near, far) for near, far in some))
             except AuthenticationError as error:

@@ -24,6 +24,7 @@ from rlinf_actors.cli.doctor.machine_checks import MachineFacts, diagnose
 from rlinf_actors.cli.output import echo, json_option, note, show_json, show_table
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.discovery import with_client_file
+from rlinf_actors.runtime.progress import Facts, showing_blocked
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.check_values import NodeFacts
 
@@ -79,7 +80,8 @@ def examine(head: str | None, paths: bool) -> tuple[list[Finding], MachineFacts,
         settings = with_client_file(settings)
     except ConfigError as error:
         findings.append(Finding("client_file", FAIL, str(error), "correct it: scripts and commands fail until then"))
-    machine, cluster = inspect_machine(settings, head), ClusterFacts()
+    with showing_blocked(lambda: Facts("checking this machine: libraries of its accelerators, and its head")):
+        machine, cluster = inspect_machine(settings, head), ClusterFacts()
     findings += diagnose(machine)
     if machine.status is not None:
         note(f"asking {machine.num_nodes} nodes ...")

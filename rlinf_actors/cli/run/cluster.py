@@ -37,7 +37,7 @@ from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.kept_logs import keep
 from rlinf_actors.model.run_order import AgentOrder, HeadOrder, NodeOrder
-from rlinf_actors.runtime.progress import Facts, WaitLine, named, those_up
+from rlinf_actors.runtime.progress import Facts, WaitLine, named, showing_blocked, those_up
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
@@ -297,14 +297,17 @@ class RunCluster:
             child.close()
             if not late.isdisjoint(child.names):  # it may not read its stdin yet, as an ssh that still connects
                 child.process.terminate()
-        deadline = time.monotonic() + END_S
-        for child in self._agents:
-            if not child.end(deadline):
-                _say(f"{child.title} did not end in {END_S:g} s, and is killed")
-        if self._head is not None:
-            self._head.tell(b"ended")
-            self._head.close()
-            self._head.end(time.monotonic() + END_S)
+        running = [child.title for child in (*self._agents, self._head) if child is not None]
+        with showing_blocked(lambda: Facts(named("waiting for the end of ", running))):
+            deadline = time.monotonic() + END_S
+            for child in self._agents:
+                if not child.end(deadline):
+                    _say(f"{child.title} did not end in {END_S:g} s, and is killed")
+                running.remove(child.title)
+            if self._head is not None:
+                self._head.tell(b"ended")
+                self._head.close()
+                self._head.end(time.monotonic() + END_S)
         self._selector.close()
         self._keep_logs()
         for path in (self._dir, *self._node_dirs.values()):

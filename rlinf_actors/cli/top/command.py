@@ -19,6 +19,7 @@ from rlinf_actors.cli.queries import OBSERVERS, find_head, head_option
 from rlinf_actors.cli.top.view import SORT_KEYS, VIEWS, Choice, report, table
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net import discovery
+from rlinf_actors.runtime.progress import Facts, showing
 from rlinf_actors.sampling.sampler import Sampler
 from rlinf_actors.settings import Settings
 
@@ -95,12 +96,17 @@ async def _sampling(endpoint: str, settings: Settings, every_s: float) -> AsyncI
     try:
         sampler = Sampler(network, endpoint, every_s)
         try:
-            sampler.board.take(await sampler.sample())
+            async with showing(_first_answers, ""):
+                sampler.board.take(await sampler.sample())
             yield sampler
         finally:
             sampler.close()
     finally:
         network.close()
+
+
+async def _first_answers(_missing: bool) -> Facts:
+    return Facts("waiting for the first figures of the nodes")
 
 
 async def _once(endpoint: str, settings: Settings, choice: Choice, as_json: bool) -> None:
