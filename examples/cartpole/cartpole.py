@@ -75,4 +75,5 @@ def improved(weights: Floats, batches: list[Batch], rate: float = 0.7) -> Floats
     for batch, left in zip(batches, ahead, strict=True):
         advantage = (left - usual[: len(left), None]) * batch.alive
         gradient += np.einsum("te,te,tse->s", advantage, batch.surprise, batch.states)
-    return weights + rate * gradient / np.linalg.norm(gradient)
+    step: Floats = rate * gradient / np.linalg.norm(gradient)
+    return weights + step

@@ -76,7 +76,7 @@ class Image:
                 f"of {self.encoding}"
             )
         rows = self.data[: self.height * self.step].reshape(self.height, self.step)
-        used = rows[:, : self.width * channels * pixel.itemsize].view(pixel)
+        used: NDArray[Any] = rows[:, : self.width * channels * pixel.itemsize].view(pixel)
         return used if channels == 1 else used.reshape(self.height, self.width, channels)
 
 

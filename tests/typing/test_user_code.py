@@ -1,7 +1,8 @@
 """User code under type checkers: files of this directory, the examples, and the Python blocks of README.md and docs/.
 
 mypy --strict and pyright each run once over all of them, as over a user's project: in a directory of their own, with
-the package as it is installed for this interpreter.
+the package as it is installed for this interpreter. mypy takes the options and the cache of `mypy --cache-dir .venv/mypy`,
+which CI runs before: without that cache it would read the package and torch once more.
 
 A file of this directory is user code that both accept. In a file called ``wrong_*`` the lines that end with ``# wrong``
 are errors for both, and no other line is. A ```python block of a page is checked behind its page's lines in PAGES,
@@ -273,8 +274,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(project: Path) -> Mapping[str, Mapping[str, dict[int, str]]]:
     """By type checker and file the lines that it refuses, and why."""
     env = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH", "FORCE_COLOR")}
-    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir=/dev/null"]
-    mypy += ["--no-error-summary", "--hide-error-context", "."]
+    mypy = [sys.executable, "-m", "mypy", f"--config-file={ROOT / 'pyproject.toml'}"]
+    mypy += [f"--cache-dir={Path(sys.prefix, 'mypy')}", "--no-error-summary", "--hide-error-context", "."]
     pyright = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "."]
     with (
         subprocess.Popen(mypy, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one,
