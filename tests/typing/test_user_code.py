@@ -1,8 +1,8 @@
 """User code under type checkers: files of this directory, the examples, and the Python blocks of README.md and docs/.
 
 mypy --strict and pyright each run once over all of them, as over a user's project: in a directory of their own, with
-the package as it is installed for this interpreter. mypy takes the options and the cache of `mypy --cache-dir .venv/mypy`,
-which CI runs before: without that cache it would read the package and torch once more.
+the package as it is installed for this interpreter. mypy takes the options and the cache of
+`mypy --cache-dir .venv/mypy`, which CI runs before: without that cache it would read the package and torch once more.
 
 A file of this directory is user code that both accept. In a file called ``wrong_*`` the lines that end with ``# wrong``
 are errors for both, and no other line is. A ```python block of a page is checked behind its page's lines in PAGES,
