@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import Any
 
+from rlinf_actors.settings import takes_sequences
 from rlinf_actors.shown import printable
 
 COLUMNS = 80
@@ -59,7 +60,7 @@ class LastLine:
                 return
             if _is_terminal():
                 line = printable(text, _columns() - 1)  # a line that the terminal wraps could not be rewritten
-                _write(f"\r\x1b[2K{line}")
+                _write(f"{self._erased()}{line}")
                 self._shown = len(line)
             elif _is_notebook():  # which knows no sequence that clears a line
                 line = printable(text, COLUMNS * 2)
@@ -75,8 +76,14 @@ class LastLine:
 
     def _clear(self) -> None:
         if self._shown:
-            _write("\r\x1b[2K" if _is_terminal() else f"\r{' ' * self._shown}\r")
+            _write(self._erased())
             self._shown = 0
+
+    def _erased(self) -> str:
+        """Return what clears the line that is shown now, and goes back to its begin."""
+        if takes_sequences(sys.stderr):
+            return "\r\x1b[2K"
+        return f"\r{' ' * self._shown}\r" if self._shown else "\r"
 
 
 last_line = LastLine()

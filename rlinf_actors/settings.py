@@ -431,6 +431,16 @@ def journal_stream(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get("JOURNAL_STREAM", "")
 
 
+def takes_sequences(stream: Any) -> bool:
+    """Return True if *stream* is a terminal that may get escape sequences: not if TERM is "dumb", nor if a person has
+    set NO_COLOR (no-color.org). *stream* may be a script's own, which lacks all but write, or None.
+    """
+    isatty = getattr(stream, "isatty", None)
+    if isatty is None or not isatty():
+        return False
+    return os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+
 def _kept_logs(env: Mapping[str, str]) -> str | None:
     given = env.get(KEPT_LOGS)
     if given:

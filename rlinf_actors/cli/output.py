@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from rlinf_actors.last_line import last_line
-from rlinf_actors.settings import journal_stream
+from rlinf_actors.settings import journal_stream, takes_sequences
 from rlinf_actors.shown import json_text, lines, printable
 from rlinf_actors.systemd.service_manager import marked, reads
 
@@ -114,8 +113,7 @@ def complain(text: str) -> None:
     if reads(2, journal_stream()):
         echo(marked(f"error: {text}", logging.ERROR), err=True)
         return
-    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    echo(text, lead=click.style("error: ", fg="red", bold=True), err=True, color=coloured)
+    echo(text, lead=click.style("error: ", fg="red", bold=True), err=True, color=takes_sequences(sys.stderr))
 
 
 def mib(size: int) -> str:
@@ -134,7 +132,8 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         from rich.console import Console
     except ModuleNotFoundError:
         return False
-    Console(highlight=False).print(drawn_table(headings, rows))  # rich follows NO_COLOR and TERM itself
+    colours: Literal["auto"] | None = "auto" if takes_sequences(sys.stdout) else None  # else rich keeps bold headings
+    Console(highlight=False, color_system=colours).print(drawn_table(headings, rows))
     return True
 
 

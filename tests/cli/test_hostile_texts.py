@@ -198,8 +198,8 @@ def _all(terminal: int) -> bytes:
 
 
 def unsafe(text: str) -> list[str]:
-    """Return what a terminal acts on, but for bold headings."""
-    return re.findall(r"\x1b(?!\[[01]m)|[^\x20-\x7e\xa0-\uffff\n\r\x1b]|[\u202a-\u202e]", text)
+    """Return what a terminal acts on."""
+    return re.findall(r"[^\x20-\x7e\xa0-\uffff\n\r]|[\u202a-\u202e]", text)
 
 
 async def harmless(verbs: list[list[str]], head: str) -> dict[int, str]:

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from rlinf_actors.errors import ClusterTimeoutError
+from rlinf_actors.last_line import last_line
 from rlinf_actors.runtime import progress
 from rlinf_actors.runtime.progress import Facts, Lines, WaitLine, doing, nodes_facts, showing, showing_blocked
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
@@ -111,6 +112,18 @@ async def test_a_terminal_is_clean_after_the_wait_and_faults_of_a_look_are_shown
             text += await asyncio.to_thread(read)
         assert text == "\r\x1b[2K1 of 2\\x1b[2J, 0 s"
     assert read() == "\r\x1b[2K"
+
+
+def test_a_line_is_rewritten_without_escape_sequences_if_those_are_not_wanted(shown, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    read = shown(True)
+    said, wait = [], object()
+    last_line.begin(wait)
+    for text in ("0 of 2 nodes", "1 of 2"):
+        last_line.show(wait, text, "")
+        said.append(read())
+    last_line.end(wait)
+    assert [*said, read()] == ["\r0 of 2 nodes", f"\r{' ' * 12}\r1 of 2", f"\r{' ' * 6}\r"]
 
 
 async def test_a_failed_look_is_said_and_asked_again(shown, monkeypatch):

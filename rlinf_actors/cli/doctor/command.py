@@ -7,7 +7,6 @@ into findings; they are pure, and are rows of tables.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from rlinf_actors.cli.output import echo, json_option, note, show_json, show_tab
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.discovery import with_client_file
 from rlinf_actors.runtime.progress import Facts, showing_blocked
-from rlinf_actors.settings import Settings
+from rlinf_actors.settings import Settings, takes_sequences
 from rlinf_actors.wire.check_values import NodeFacts
 
 _COLORS = {PASS: "green", WARN: "yellow", FAIL: "red"}
@@ -138,7 +137,7 @@ def _json(value: Any) -> Any:
 
 
 def _show(findings: list[Finding]) -> None:
-    colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    colored = takes_sequences(sys.stdout)
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         word = click.style(finding.status.upper(), fg=_COLORS[finding.status], bold=finding.status != PASS)
