@@ -260,7 +260,7 @@ class RemoteGroup(ResizableGroup):
             self.states[worker.rank] = worker
             peer = self.peers[worker.rank]
             if self.owned:
-                note_breakpoint(peer.name, before, worker)
+                note_breakpoint(peer.name, self.namespace, before, worker)
             peer.worker_id = worker.id
             peer.node = peer.node or worker.node_ip
             if worker.state == "gone":

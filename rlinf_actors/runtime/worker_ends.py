@@ -80,8 +80,13 @@ def note_deaths(group: RemoteGroup, workers: Sequence[WorkerState]) -> int:
     return deaths
 
 
-def note_breakpoint(name: str, before: WorkerState | None, now: WorkerState) -> None:
+def note_breakpoint(name: str, namespace: str, before: WorkerState | None, now: WorkerState) -> None:
     """Log that a worker, by its name, waits in a breakpoint, if it did not in its last state *before*."""
     place = now.pulse.breakpoint if now.pulse is not None else ""
     if place and (before is None or before.pulse is None or not before.pulse.breakpoint):
-        log.warning("%s waits in a breakpoint at %s: rlinf-actors attach %s", name, place, name)
+        log.warning("%s waits in a breakpoint at %s: %s", name, place, attach_command(name, namespace))
+
+
+def attach_command(name: str, namespace: str) -> str:
+    """Return the command that attaches to a worker. It names the job, because other jobs may have such a group too."""
+    return f"rlinf-actors attach {name} --job {namespace}"

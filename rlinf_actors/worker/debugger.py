@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_actors import forks
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import Promise
+from rlinf_actors.runtime.worker_ends import attach_command
 from rlinf_actors.settings import PYTHONBREAKPOINT
 from rlinf_actors.wire.debug_messages import (
     FREE,
@@ -100,7 +101,7 @@ class Stop:
     def readline(self) -> str:
         """Wait for the next line of input."""
         self.flush()
-        line: Promise[str] = _Wait(f"breakpoint() at {self.place} (rlinf-actors attach {self._debugger.name})")
+        line: Promise[str] = _Wait(f"breakpoint() at {self.place} ({self._debugger.attach})")
         self._debugger.soon(self._debugger.want_line, self, line)
         return line.wait()
 
@@ -133,6 +134,7 @@ class Debugger:
     def __init__(
         self,
         name: str,
+        namespace: str,
         io: IoThread,
         answer: Callable[[FromDebugger], object],
         pdb: Callable[[Stop], Pdb],
@@ -140,6 +142,7 @@ class Debugger:
         robots: Sequence[str] = (),
     ) -> None:
         self.name = name
+        self.attach = attach_command(name, namespace)
         self.soon: Callable[..., object] = io.call
         self._io = io
         self._answer = answer

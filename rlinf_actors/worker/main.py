@@ -249,7 +249,8 @@ def _start(
     control.serve(packets.DevicesBusy, lock.busy)
     control.serve(packets.NodeRegistered, lambda packet: _node_registered(context, packet))
     robots = [claim.title for claim in spec.claims]
-    debugger = Debugger(name, context.runtime.io, control.post, _pdb, worker_context.make_logger(name), robots)
+    namespace, io, logger = context.runtime.namespace, context.runtime.io, worker_context.make_logger(name)
+    debugger = Debugger(name, namespace, io, control.post, _pdb, logger, robots)
     if sys.breakpointhook is sys.__breakpointhook__:
         sys.breakpointhook = debugger.hook
     control.serve(ToDebugger, debugger.asked)

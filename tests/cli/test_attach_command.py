@@ -97,13 +97,14 @@ def test_commands_from_a_pipe_look_into_a_worker_and_let_it_go_on(local, capsys,
         result = group.step(2)
         while not (place := first_worker(capsys)["breakpoint"]).endswith(" in step"):
             time.sleep(0.05)
-        while "env:0 waits in a breakpoint at test_attach_command.py:" not in caplog.text:
+        how = "rlinf-actors attach env:0 --job cell"  # as printed, also if another job has a group "env"
+        while f" in step: {how}\n" not in caplog.text:
             time.sleep(0.05)
         assert app.run(["worker", "show", "env:0"]) == 0
-        assert f"at {place}: rlinf-actors attach env:0" in capsys.readouterr().out
+        assert f"at {place}: {how}\n" in capsys.readouterr().out
         assert app.run(["stack", "env:0"]) == 0
-        assert f"waits in breakpoint() at {place} (rlinf-actors attach env:0) for " in capsys.readouterr().out
-        code, _, err = attach("env:0", typed="p 1\n")
+        assert f"waits in breakpoint() at {place} ({how}) for " in capsys.readouterr().out
+        code, _, err = attach(*how.split()[2:], typed="p 1\n")
         assert (code, "detached: env:0 waits on in its breakpoint" in err) == (0, True)
         assert attach("env:0", typed="q\n")[0] == 0
         with pytest.raises(WorkerError, match="BdbQuit"):

@@ -36,7 +36,7 @@ class Scene:
     def __init__(self, io: IoThread) -> None:
         self.io = io
         self.answers: queue.SimpleQueue[FromDebugger] = queue.SimpleQueue()
-        self.debugger = Debugger("g:0", io, self.answers.put, WorkerPdb, logging.getLogger("test"))
+        self.debugger = Debugger("g:0", "ns", io, self.answers.put, WorkerPdb, logging.getLogger("test"))
         self.threads: list[threading.Thread] = []
         self.results: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.number = 0
