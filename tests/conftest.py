@@ -85,6 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-torch", action="store_true", help="leave out the tests marked torch, also where CI is set"
     )
+    parser.addoption("--nightly", action="store_true", help="run the tests marked nightly too (tests/nightly.py)")
     parser.addoption("--look-up", action="store_true", help="ask the package index (tests/packaging/test_aarch64.py)")
     parser.addoption("--rounds", type=int, default=1, help="times as many random examples (tests/pace.py)")
     parser.addoption("--figures", metavar="FILE", help="append what tests measure to that file (tests/nightly.py)")
@@ -128,8 +129,13 @@ def is_quick(node: pytest.Item | pytest.Module) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # `-m quick` sees the mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is quick. Skip the tests that need torch where it is missing; where CI is set, only if asked to."""
+    """Mark what is quick. Skip the tests that need torch where it is missing; where CI is set, only if asked to. Skip
+    the tests of the nightly leg outside it.
+    """
     for item in items:
+        nightly = item.get_closest_marker("nightly")
+        if nightly and not config.option.nightly:
+            item.add_marker(pytest.mark.skip(reason=f"in the nightly leg: {nightly.args[0]}"))
         if is_quick(item):
             item.add_marker(pytest.mark.quick)
         if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):

@@ -159,6 +159,7 @@ LEGS = (
         "--idle-connections", "{size}"), 5000, "at each process", 600, least=1000),
     Leg("live over ZeroMQ", ("env", "RLINF_ACTORS_LOCAL_LINK=zmq", *tests("tests/live")), 1, "time", 3600),
     Leg("examples and schedules", tests("tests", "-m", "model or hypothesis", "--rounds", "{size}"), 10, "times", 3600),
+    Leg("tests left out of CI", tests("tests", "-m", "nightly", "--nightly"), 1, "time", 3600),
     Leg("requeued jobs of Slurm", tests("tests/cli/test_run_in_slurm.py", "--rounds", "{size}"),
         5, "starts", 900, least=2),
     Leg("aarch64 wheels", tests("tests/packaging/test_aarch64.py", "--look-up"), 1, "time", 600),

@@ -73,7 +73,7 @@ def shown(rows: int, columns: int, **env: str) -> str:
     clean = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     with subprocess.Popen(
         [sys.executable, "-c", SHOW], cwd=CARTPOLE, stdin=theirs, stdout=theirs,
-        env={**clean, "TERM": "xterm", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", **env},
+        env={**clean, "TERM": "xterm", "PYTHONUTF8": "1", **env},
     ):  # fmt: skip
         os.close(theirs)
         written = b""

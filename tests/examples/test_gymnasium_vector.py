@@ -22,7 +22,7 @@ pytestmark = pytest.mark.live
 def run(*command: str) -> str:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RLINF_HEAD")}
     done = subprocess.run(
-        [sys.executable, *command], cwd=FOLDER, env={**clean, "PYTHONDONTWRITEBYTECODE": "1"},
+        [sys.executable, *command], cwd=FOLDER, env=clean,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

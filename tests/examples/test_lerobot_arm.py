@@ -34,7 +34,7 @@ pytestmark = [
 def env(tmp_path: Path) -> dict[str, str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RLINF_HEAD")}
     home = str(tmp_path / "huggingface")  # for calibration
-    return {**clean, "PYTHONPATH": f"{LEROBOT}:{FOLDER}", "PYTHONDONTWRITEBYTECODE": "1", "HF_HOME": home}
+    return {**clean, "PYTHONPATH": f"{LEROBOT}:{FOLDER}", "HF_HOME": home}
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def test_the_arm_holds_still_while_its_policy_hangs_and_then_reaches_the_target(
     assert commands()[-1] == "hold"
 
 
+@pytest.mark.nightly("tests/robots shows the same of a simulated arm, without LeRobot")
 def test_the_arm_holds_still_when_its_driver_is_killed(env, servos, rlinf_leak_check):
     port, commands = servos
     command = [sys.executable, str(FOLDER / "main.py"), "--steps", "1000000", "--port", port]

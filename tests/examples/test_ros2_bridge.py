@@ -101,7 +101,7 @@ def test_a_policy_drives_a_robot_by_the_bridge(messages, tmp_path, monkeypatch):
     white = image(np.full((48, 64, 3), 255, np.uint8), "rgb8")
     with subprocess.Popen(
         [sys.executable, str(FOLDER / "main.py"), "--steps", "3"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        env={**clean, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}, text=True,
+        env={**clean, "PYTHONPATH": path}, text=True,
     ) as program:  # fmt: skip
         try:
             subscribed = [topics / name for name in ("joint_states", "camera.image_raw")]
