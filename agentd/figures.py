@@ -19,8 +19,14 @@ from msgspec.structs import replace
 
 from rlinf_actors import procfs
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.wire.agent_messages import FiguresSent, SendFigures
-from rlinf_actors.wire.figure_values import DeviceFigures, DiskFigures, NodeFigures, ProcessFigures, WorkerFigures
+from rlinf_actors.wire.figure_values import (
+    DeviceFigures,
+    DiskFigures,
+    FigureQuestion,
+    NodeFigures,
+    ProcessFigures,
+    WorkerFigures,
+)
 
 if TYPE_CHECKING:
     from agentd.launch_plan import Site
@@ -65,7 +71,7 @@ class FigureCollector:
         self._questions = questions
         self._site = site
         self._tasks = Tasks(loop)
-        self._waiting: list[tuple[SendFigures, Callable[[FiguresSent], object]]] = []
+        self._waiting: list[tuple[FigureQuestion, Callable[[NodeFigures], object]]] = []
         self._found = NodeFigures()
         self._jobs: dict[str, str] = {}  # by id of the workers in `_found`
         self._found_at = -math.inf
@@ -77,12 +83,12 @@ class FigureCollector:
         self._disks: list[DiskFigures] = []
         self._reads: set[str] = set()  # what is being read
 
-    def ask(self, order: SendFigures, send: Callable[[FiguresSent], object]) -> None:
-        """Call *send* with the answer to *order*, within a few seconds."""
+    def ask(self, asked: FigureQuestion, send: Callable[[NodeFigures], object]) -> None:
+        """Call *send* with the answer, within a few seconds."""
         if self._loop.time() - self._found_at < COLLECT_S:
-            self._answer(order, send)
+            self._answer(asked, send)
             return
-        self._waiting.append((order, send))
+        self._waiting.append((asked, send))
         if len(self._waiting) == 1:
             self._tasks.start(self._collect(), "collecting figures", failed=lambda _: self._waiting.clear())
 
@@ -91,13 +97,12 @@ class FigureCollector:
         self._waiting.clear()
         self._tasks.cancel()
 
-    def _answer(self, order: SendFigures, send: Callable[[FiguresSent], object]) -> None:
-        found, asked = self._found, order.question.namespace
-        workers = [one for one in found.workers if asked in (None, self._jobs.get(one.id))]
+    def _answer(self, asked: FigureQuestion, send: Callable[[NodeFigures], object]) -> None:
+        found, job = self._found, asked.namespace
+        workers = [one for one in found.workers if job in (None, self._jobs.get(one.id))]
         now = self._loop.time()
         age_s, devices_age_s = now - self._found_at, now - self._devices_at if found.devices else 0.0
-        answer = replace(found, workers=workers, age_s=max(0.0, age_s), devices_age_s=max(0.0, devices_age_s))
-        send(FiguresSent(order.id, answer))
+        send(replace(found, workers=workers, age_s=max(0.0, age_s), devices_age_s=max(0.0, devices_age_s)))
 
     async def _collect(self) -> None:
         if self._kinds and self._reading is None and self._loop.time() - self._devices_at >= DEVICES_S:

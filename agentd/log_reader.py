@@ -24,7 +24,6 @@ from agentd.logs import _File, opened
 from agentd.users import User, as_user
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.wire.agent_messages import LogsSent, SendLogs
 from rlinf_actors.wire.check_values import LogUse
 from rlinf_actors.wire.figure_values import DiskFigures
 from rlinf_actors.wire.log_values import (
@@ -50,7 +49,7 @@ GROWTH_S = 3600.0
 _MOST_NAMES = 16 * MAX_LOG_FILES
 """Most names of a directory that are looked at: a user may put any number there."""
 
-Send = Callable[[LogsSent], object]
+Send = Callable[[LogSlice], object]
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -67,7 +66,8 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class _Waiting(msgspec.Struct, eq=False):
-    order: SendLogs
+    id: str  # of the order
+    question: LogQuestion
     send: Send
     place: _Place
     changed: bool = False  # its file has grown, or its worker ended, while it was read
@@ -87,11 +87,13 @@ class LogReader:
         self._site = site
         self._workers = workers
         self._tasks = Tasks(loop)
-        self._waiting: dict[str, dict[str, _Waiting]] = {}  # by path, by id of the order
+        self._waiting: dict[str, dict[str, _Waiting]] = {}  # by path, by id
 
-    def ask(self, order: SendLogs, send: Send) -> None:
-        """Answer *order* by *send*: soon, or once there is output to send if the question waits for it."""
-        self._tasks.start(self._answer(order, send), "reading a log file")
+    def ask(self, id: str, question: LogQuestion, send: Send) -> None:
+        """Answer *question* by *send*: soon, or once there is output to send if the question waits for it. `cancel`
+        knows it by *id*.
+        """
+        self._tasks.start(self._answer(id, question, send), "reading a log file")
 
     async def usage(self) -> LogUse:
         """Return what the log files of this node's workers use."""
@@ -101,7 +103,7 @@ class LogReader:
         return await self._loop.run_in_executor(None, find)
 
     def cancel(self, id: str) -> None:
-        """Answer the order *id* no more if it waits."""
+        """Answer the question *id* no more if it waits."""
         for waiting in self._waiting.values():
             if id in waiting:
                 self._forget(waiting[id])
@@ -125,54 +127,52 @@ class LogReader:
             self._forget(waiting)
         self._tasks.cancel()
 
-    async def _answer(self, order: SendLogs, send: Send) -> None:
+    async def _answer(self, id: str, question: LogQuestion, send: Send) -> None:
         try:
-            if order.question.name:
-                await self._read(_Waiting(order, send, self._find(order.question)))
+            if question.name:
+                await self._read(_Waiting(id, question, send, self._find(question)))
             else:
-                asked = order.question.namespace
+                asked = question.namespace
                 find = partial(_listing, asked, list(self._running(asked)), self._directories(), self._site.run_dir)
-                send(LogsSent(order.id, await self._loop.run_in_executor(None, find)))
+                send(await self._loop.run_in_executor(None, find))
         except (OSError, ValueError) as error:
-            why = explain(error) if isinstance(error, OSError) else str(error)
-            send(LogsSent(order.id, LogSlice(fault=why)))
+            send(LogSlice(fault=explain(error) if isinstance(error, OSError) else str(error)))
 
     async def _read(self, waiting: _Waiting) -> None:
         """Answer a question for a part of a file, or have it wait. Raise OSError."""
-        order, place = waiting.order, waiting.place
-        self._waiting.setdefault(place.path, {})[order.id] = waiting  # before: what changes while it is read is noticed
+        question, place = waiting.question, waiting.place
+        self._waiting.setdefault(place.path, {})[waiting.id] = waiting  # before: changes while it is read are noticed
         try:
             while True:
                 waiting.changed = False
-                answer = await self._loop.run_in_executor(None, _read, place, order.question)
+                answer = await self._loop.run_in_executor(None, _read, place, question)
                 runs = place.worker in self._workers
-                if answer.data or answer.lost or not order.question.wait_s or not (runs or waiting.changed):
+                if answer.data or answer.lost or not question.wait_s or not (runs or waiting.changed):
                     break
                 if not waiting.changed:
-                    limit_s = min(order.question.wait_s, MAX_LOG_WAIT_S)
+                    limit_s = min(question.wait_s, MAX_LOG_WAIT_S)
                     waiting.timer = self._loop.call_later(limit_s, self._time_out, waiting, answer)
                     return
         except BaseException:
             self._forget(waiting)
             raise
         self._forget(waiting)
-        ended = not runs and not answer.data
-        waiting.send(LogsSent(order.id, msgspec.structs.replace(answer, ended=ended)))
+        waiting.send(msgspec.structs.replace(answer, ended=not runs and not answer.data))
 
     def _time_out(self, waiting: _Waiting, answer: LogSlice) -> None:
         self._forget(waiting)
-        waiting.send(LogsSent(waiting.order.id, answer))
+        waiting.send(answer)
 
     def _resume(self, path: str) -> None:
         for waiting in list(self._waiting.get(path, {}).values()):
             waiting.changed = True
             if waiting.timer is not None:
                 self._forget(waiting)
-                self.ask(waiting.order, waiting.send)
+                self.ask(waiting.id, waiting.question, waiting.send)
 
     def _forget(self, waiting: _Waiting) -> None:
         ones = self._waiting.get(waiting.place.path, {})
-        ones.pop(waiting.order.id, None)
+        ones.pop(waiting.id, None)
         if not ones:
             self._waiting.pop(waiting.place.path, None)
         if waiting.timer is not None:

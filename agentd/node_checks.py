@@ -20,8 +20,7 @@ from rlinf_actors.diagnosis.recent_log import recent_lines
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.wire.agent_messages import ChecksSent, SendChecks
-from rlinf_actors.wire.check_values import CheckAnswer, Interpreter, NodeFacts, PathAnswer, PathTest
+from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, Interpreter, NodeFacts, PathAnswer, PathTest
 
 if TYPE_CHECKING:
     from agentd.launch_plan import Site
@@ -35,7 +34,7 @@ MOST_INTERPRETERS = 32
 FACTS_S = 5.0
 """Seconds to wait for the file systems with packages and logs. One that hangs is a fault in the answer."""
 
-Send = Callable[[ChecksSent], object]
+Send = Callable[[CheckAnswer], object]
 
 
 class NodeChecks:
@@ -66,13 +65,12 @@ class NodeChecks:
         self._tests = 0
         self._threads = ThreadPoolExecutor(MOST_TESTS, "path-test")  # a listener blocks one for seconds
 
-    def ask(self, order: SendChecks, send: Send) -> None:
-        """Answer *order* by *send*; a question for the time at once."""
-        question = order.question
+    def ask(self, question: CheckQuestion, send: Send) -> None:
+        """Answer *question* by *send*; a question for the time at once."""
         if question.facts or question.log or question.path is not None:
-            self._tasks.start(self._answer(order, send), "checking this node")
+            self._tasks.start(self._answer(question, send), "checking this node")
         else:
-            send(ChecksSent(order.id, CheckAnswer(time.time())))
+            send(CheckAnswer(time.time()))
 
     def close(self) -> None:
         """Drop all questions, and end all tests. May be called again."""
@@ -81,12 +79,11 @@ class NodeChecks:
             listener.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, order: SendChecks, send: Send) -> None:
-        question = order.question
+    async def _answer(self, question: CheckQuestion, send: Send) -> None:
         facts = await self._facts() if question.facts else None
         path = await self._step(question.path) if question.path is not None else None
         lines = recent_lines() if question.log else []
-        send(ChecksSent(order.id, CheckAnswer(time.time(), facts, path, lines)))
+        send(CheckAnswer(time.time(), facts, path, lines))
 
     # --- facts ---
 

@@ -32,26 +32,26 @@ from rlinf_actors.wire.agent_messages import (
     FlushLogs,
     HardwareFound,
     LookForHardware,
-    SendChecks,
-    SendFigures,
-    SendLogs,
-    SendStacks,
     SendTrace,
     StartWorkers,
     StopLooking,
     StopWorkers,
-    SwitchTraces,
     TraceSent,
     Unwatch,
     Watch,
     Welcome,
 )
+from rlinf_actors.wire.check_values import CheckQuestion
 from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.debug_messages import SendToDebugger
+from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.launch_rules import Launcher
+from rlinf_actors.wire.log_values import LogQuestion
+from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, NodeAnswer
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
+from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.template_protocol import NodeRegistered
+from rlinf_actors.wire.trace_values import TraceSwitch
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 if TYPE_CHECKING:
@@ -232,18 +232,8 @@ class Session:
             self._traces.append(command)
             if self._trace_turn is None:
                 self._send_trace()
-        elif isinstance(command, SwitchTraces):
-            workers.traces.switch(command, self._notify)
-        elif isinstance(command, SendLogs):
-            workers.log_reader.ask(command, self._notify)
-        elif isinstance(command, SendStacks):
-            workers.questions.ask_stacks(command, self._notify)
-        elif isinstance(command, SendToDebugger):
-            workers.questions.ask_debugger(command, self._notify)
-        elif isinstance(command, SendFigures):
-            workers.figures.ask(command, self._notify)
-        elif isinstance(command, SendChecks):
-            workers.checks.ask(command, self._notify)
+        elif isinstance(command, AskAgent):
+            self._answer(command)
         elif isinstance(command, StopLooking):
             if command.id in self._queries:
                 self._queries[command.id].cancel()
@@ -355,6 +345,26 @@ class Session:
     def _notify(self, body: Body) -> None:
         if self._client is not None:
             self._client.notify(body)
+
+    def _answer(self, order: AskAgent) -> None:
+        """Have the part of agentd that knows it answer a question of the head."""
+        workers, asked = self._workers, order.question
+
+        def send(answer: NodeAnswer) -> None:
+            self._notify(AgentAnswered(order.id, answer))
+
+        if isinstance(asked, LogQuestion):
+            workers.log_reader.ask(order.id, asked, send)
+        elif isinstance(asked, StackQuestion):
+            workers.questions.ask_stacks(asked, send)
+        elif isinstance(asked, FigureQuestion):
+            workers.figures.ask(asked, send)
+        elif isinstance(asked, CheckQuestion):
+            workers.checks.ask(asked, send)
+        elif isinstance(asked, TraceSwitch):
+            workers.traces.switch(asked, send)
+        else:
+            workers.questions.ask_debugger(asked, send)
 
     # --- hardware queries ---
 

@@ -1,8 +1,7 @@
 """The events that `AgentState.handle` takes, and the commands that it returns (agentd.node_state). Plain data.
 
-Some commands are messages of the head (wire.agent_messages) that the state passes on: StopWorkers, FlushLogs, Watch,
-Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendChecks, SendToDebugger, StopLooking,
-and StartWorkers without the workers that run already.
+Some commands are messages of the head that the state passes on: StopWorkers, those of PASSED_ON, and StartWorkers
+without the workers that run already.
 """
 
 from __future__ import annotations
@@ -17,15 +16,10 @@ from rlinf_actors.wire.agent_messages import (
     LogLines,
     LookForHardware,
     OutputLost,
-    SendChecks,
-    SendFigures,
-    SendLogs,
-    SendStacks,
     SendTrace,
     StartWorkers,
     StopLooking,
     StopWorkers,
-    SwitchTraces,
     Unwatch,
     Watch,
     Welcome,
@@ -34,7 +28,7 @@ from rlinf_actors.wire.agent_messages import (
     WorkersHealth,
 )
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.debug_messages import SendToDebugger
+from rlinf_actors.wire.node_questions import AskAgent
 from rlinf_actors.wire.values import RunningWorker
 
 Report = Union[
@@ -244,13 +238,12 @@ class EndAgent(msgspec.Struct, frozen=True):
 
 
 PASSED_ON = (
-    FlushLogs, LookForHardware, SendChecks, SendFigures, SendLogs, SendStacks, SendToDebugger, SendTrace, StopLooking,
-    SwitchTraces, Watch, Unwatch,
+    AskAgent, FlushLogs, LookForHardware, SendTrace, StopLooking, Watch, Unwatch,
 )  # fmt: skip
 """Messages of the head that the state passes on as they are."""
 
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
-    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs,
-    SendChecks, SendToDebugger, StopLooking, CheckHead, LogStatus, Registration, EndAgent,
+    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, AskAgent, StopLooking, CheckHead, LogStatus,
+    Registration, EndAgent,
 ]  # fmt: skip

@@ -25,7 +25,6 @@ from agentd.logs import opened
 from agentd.users import User, as_user, remove_tree
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.tracing.clocks import Sample
-from rlinf_actors.wire.agent_messages import SwitchTraces, TracesSwitched
 from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded
 from rlinf_actors.wire.trace_values import (
     MAX_FAULTS,
@@ -34,6 +33,7 @@ from rlinf_actors.wire.trace_values import (
     SwitchedWorkers,
     TraceQuestion,
     TraceSlice,
+    TraceSwitch,
 )
 from rlinf_actors.wire.values import WorkerSpec
 
@@ -123,18 +123,18 @@ class TraceFiles:
         else:
             self._users.pop(namespace, None)
 
-    def switch(self, order: SwitchTraces, send: Callable[[TracesSwitched], object]) -> None:
+    def switch(self, asked: TraceSwitch, send: Callable[[SwitchedWorkers], object]) -> None:
         """Have the workers of a job record from now on, or no longer. Workers that start later follow. Call *send* when
         the running ones have answered. To switch on what is on changes nothing.
         """
-        asked, namespace = order.switch, order.switch.namespace
+        namespace = asked.namespace
         if not asked.events:
             self._recordings.pop(namespace, None)
         elif namespace not in self._recordings:
             self._drop_recorded(namespace)
             self._recordings[namespace] = _Recording(asked.events, self._new())
         mine = [one for one in self._workers.values() if one.spec.namespace == namespace and one.up]
-        self._ask(mine, lambda found: send(TracesSwitched(order.id, self._summary(found))))
+        self._ask(mine, lambda found: send(self._summary(found)))
 
     def worker_up(self, worker: WorkerProcess) -> None:
         """Have a new worker record if its job is switched on."""

@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from rlinf_actors.wire.agent_messages import SendStacks, StacksSent
-from rlinf_actors.wire.debug_messages import (
-    MAX_DEBUG_WAIT_S,
-    DebugAnswer,
-    DebuggerSent,
-    FromDebugger,
-    SendToDebugger,
-    ToDebugger,
-)
+from rlinf_actors.wire.debug_values import MAX_DEBUG_WAIT_S, DebugAnswer, DebugQuestion, FromDebugger, ToDebugger
 from rlinf_actors.wire.figure_values import WorkerFigures
-from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
+from rlinf_actors.wire.stack_values import IO_THREAD, StackAnswer, StackQuestion, WorkerStacks
 from rlinf_actors.wire.template_protocol import (
     FiguresShown,
     ShowFigures,
@@ -72,31 +64,29 @@ class WorkerQuestions:
         self.traces = QuestionsOfKind(loop, workers, why_silent, lambda id, why: TraceRecorded(id, 0, why))
         self._kinds: tuple[QuestionsOfKind[Any], ...] = (self._stacks, self._figures, self._debuggers, self.traces)
 
-    def ask_stacks(self, order: SendStacks, send: Callable[[StacksSent], object]) -> None:
-        """Ask for the stacks of the workers in *order*, and call *send* with the answer."""
-        asked = order.question
+    def ask_stacks(self, asked: StackQuestion, send: Callable[[StackAnswer], object]) -> None:
+        """Ask workers for their stacks, and call *send* with the answer."""
         limit_s = ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S
 
         def ask(id: str, number: int) -> ShowStacks:
             self._say_holders(id)  # which the worker reads before the question
             return ShowStacks(id, number, asked.level)
 
-        self._stacks.ask(asked.namespace, asked.ids, ask, lambda found: send(StacksSent(order.id, found)), limit_s)
+        self._stacks.ask(asked.namespace, asked.ids, ask, lambda found: send(StackAnswer(found)), limit_s)
 
     def ask_figures(self, ids: Sequence[str], send: Callable[[list[WorkerFigures]], object]) -> None:
         """Ask for the figures of the workers *ids* of any jobs, and call *send* with the answer."""
         self._figures.ask(None, ids, lambda id, number: ShowFigures(id, number, time.monotonic()), send)
 
-    def ask_debugger(self, order: SendToDebugger, send: Callable[[DebuggerSent], object]) -> None:
+    def ask_debugger(self, asked: DebugQuestion, send: Callable[[DebugAnswer], object]) -> None:
         """Pass a question on to a worker's debugger, and call *send* with the answer, which may take the time that the
         question allows.
         """
-        asked = order.question
         self._debuggers.ask(
             asked.namespace,
             [asked.worker],
             lambda id, number: ToDebugger(id, number, asked),
-            lambda found: send(DebuggerSent(order.id, found[0])),
+            lambda found: send(found[0]),
             ANSWER_S + min(asked.wait_s, MAX_DEBUG_WAIT_S),
         )
 

@@ -23,10 +23,11 @@ from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.agent_messages import FiguresSent, LogLines, SendFigures, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import LogLines, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.figure_values import (
     DeviceFigures,
     DiskFigures,
+    FigureQuestion,
     MethodFigures,
     NodeFigures,
     PathFigures,
@@ -44,7 +45,7 @@ class SimulatedFigures:
     def __init__(self, ids: dict[str, None]) -> None:
         self._ids = ids
 
-    def ask(self, order: SendFigures, send: Callable[[FiguresSent], object]) -> None:
+    def ask(self, asked: FigureQuestion, send: Callable[[NodeFigures], object]) -> None:
         now, some = clock(), random.Random()
         buckets = [0, 0, 3, 50, 40, 20, 4, 1, 0, 0, 0, 0, 0, 0, 0]
         workers = [
@@ -61,7 +62,7 @@ class SimulatedFigures:
         figures = NodeFigures(
             workers, used, now * 30, 64, 20.0, 1 << 38, 1 << 37, 0.0002, devices, 3.0, disks, some.random()
         )
-        send(FiguresSent(order.id, figures))
+        send(figures)
 
     def close(self) -> None:
         pass

@@ -17,7 +17,7 @@ import click
 from msgspec.structs import replace
 
 from rlinf_actors.cli.output import echo, note
-from rlinf_actors.cli.queries import Observer, expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import Observer, head_option, observing, status_of
 from rlinf_actors.cli.stack_command import Place
 from rlinf_actors.cli.worker_command import job_option, place_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
@@ -25,17 +25,16 @@ from rlinf_actors.net import discovery
 from rlinf_actors.net.loop import Tasks, call_threadsafe
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import Events, GetEvents, Status
-from rlinf_actors.wire.debug_messages import (
+from rlinf_actors.wire.debug_values import (
     FREE,
     MAX_INPUT,
     OVER,
     REPLACED,
-    AttachDebugger,
     DebugAnswer,
-    DebuggerAttached,
     DebugQuestion,
 )
-from rlinf_actors.wire.protocol import DEBUGGERS
+from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS, expected
 from rlinf_actors.wire.values import ClusterEvent
 
 WAIT_S = 10.0
@@ -62,7 +61,7 @@ def attach(target: str, job: str, waits: bool, head: str | None) -> None:
     A debugger runs code in the worker, so only its driver and the administrator may attach.
     """
     endpoint, status = status_of(head)
-    if status.protocol < DEBUGGERS:
+    if status.protocol < QUESTIONS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and attaches no debugger: upgrade it")
     place = place_of(status, target, job)
     asyncio.run(_attach(endpoint, status, target, place, waits))
@@ -137,7 +136,7 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
 async def _ask(client: Observer, node_id: str, question: DebugQuestion) -> DebugAnswer:
     limit_s = ANSWER_S + question.wait_s
     ask = client.listen if question.wait_s else client.request
-    return expected(await ask(AttachDebugger(node_id, question), limit_s), DebuggerAttached).answer
+    return answer_of(await ask(AskNode(node_id, question), limit_s), DebugAnswer)
 
 
 @contextlib.asynccontextmanager

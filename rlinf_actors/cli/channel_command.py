@@ -9,13 +9,14 @@ import click
 import msgspec
 
 from rlinf_actors.cli.output import json_option, note, show_json, show_table
-from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import byte_count
 from rlinf_actors.net import discovery
-from rlinf_actors.wire.client_messages import FiguresRead, ReadFigures, Status
-from rlinf_actors.wire.figure_values import ChannelFigures, FigureQuestion
-from rlinf_actors.wire.protocol import FIGURES
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.figure_values import ChannelFigures, FigureQuestion, NodeFigures
+from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.values import CHANNEL_GROUPS
 
 ANSWER_S = 12.0
@@ -96,7 +97,7 @@ def show(name: str, job: str, head: str | None, as_json: bool) -> None:
 
 def channel_rows(endpoint: str, status: Status, job: str) -> list[dict[str, Any]]:
     """Return the JSON objects of the hosts of all channels of *job*, or of all jobs for "". Blocks."""
-    if status.protocol < FIGURES:
+    if status.protocol < QUESTIONS:
         raise UsageError(
             f"the head there is rlinf-actors {status.version} and knows no figures of channels: upgrade it"
         )
@@ -134,11 +135,11 @@ async def _ask(endpoint: str, asked: list[tuple[str, str]]) -> dict[str, tuple[C
     async with observing(endpoint, discovery.client_settings()) as client:
         for node_id, job in asked:
             try:
-                answer = await client.request(ReadFigures(node_id, FigureQuestion(job)), ANSWER_S)
+                answer = await client.request(AskNode(node_id, FigureQuestion(job)), ANSWER_S)
             except RlinfActorsError as error:
                 note(f"node {node_id}: {error}")
                 continue
-            for one in expected(answer, FiguresRead).answer.workers:
+            for one in answer_of(answer, NodeFigures).workers:
                 found[one.id] = one.channel, one.fault or ("" if one.channel else "it does not say what it holds")
     return found
 

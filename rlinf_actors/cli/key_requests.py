@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Union
 
 from rlinf_actors.cli.output import note
-from rlinf_actors.cli.queries import TIMEOUT_S, ask_head, expected, find_head, observing
+from rlinf_actors.cli.queries import TIMEOUT_S, ask_head, find_head, observing
 from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.head.commands import Command, LogEvent, Persist, Refused
 from rlinf_actors.head.key_registry import KeyRegistry
@@ -25,6 +25,7 @@ from rlinf_actors.security.keyfile import find as find_key
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.control_codec import Failed
 from rlinf_actors.wire.key_messages import AddKey, Enrolled, GetKeys, Keys, RevokeKey, RotateKey
+from rlinf_actors.wire.protocol import expected
 
 Question = Union[AddKey, GetKeys, RevokeKey]
 WILDCARDS = ("0.0.0.0", "::", "*")

@@ -18,15 +18,16 @@ import msgspec
 
 from rlinf_actors.cli.events_command import parse_since
 from rlinf_actors.cli.output import echo, json_line, note, plain, warn
-from rlinf_actors.cli.queries import Observer, expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import Observer, head_option, observing, status_of
 from rlinf_actors.compat import TaskGroup
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.log_lines import SlicedLines
 from rlinf_actors.net import discovery
 from rlinf_actors.shown import output
-from rlinf_actors.wire.client_messages import LogsRead, ReadLogs, Status
+from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.log_values import DAEMON_LOG, MAX_LOG_WAIT_S, LogFile, LogQuestion, LogSlice, file_name
-from rlinf_actors.wire.protocol import FIGURES
+from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.values import NodeState
 from rlinf_actors.worker.log_format import parsed
 
@@ -123,7 +124,7 @@ def logs(
     if not (target or job or node):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME) or a node (--node NODE)")
     endpoint, status = status_of(head)
-    if status.protocol < FIGURES:
+    if status.protocol < QUESTIONS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and reads no log files: upgrade it")
     limit = lines if lines is not None else (-1 if since else LINES)
     asyncio.run(
@@ -299,9 +300,9 @@ def line_dict(source: Source, text: str) -> dict[str, object]:
 
 
 async def _ask(client: Observer, node: NodeState, question: LogQuestion) -> LogSlice:
-    request = ReadLogs(node.report.node_id, question)
+    request = AskNode(node.report.node_id, question)
     ask = client.listen if question.wait_s else client.request
-    answer = expected(await ask(request, ANSWER_S + question.wait_s), LogsRead).answer
+    answer = answer_of(await ask(request, ANSWER_S + question.wait_s), LogSlice)
     if answer.fault:
         raise RlinfActorsError(answer.fault)
     return answer

@@ -9,7 +9,7 @@ import click
 from msgspec.structs import replace
 
 from rlinf_actors.cli.output import echo, json_option, note, show_json, warn
-from rlinf_actors.cli.queries import expected, fetch_status, find_head, head_option, observing
+from rlinf_actors.cli.queries import fetch_status, find_head, head_option, observing
 from rlinf_actors.cli.routes_view import Routes
 from rlinf_actors.cluster.cluster_nodes import ANSWER_S, ask_nodes, node_infos
 from rlinf_actors.config.cluster_config import ClusterConfig
@@ -24,6 +24,7 @@ from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, ord
 from rlinf_actors.placement.plan import plan as make_plan
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, Status
+from rlinf_actors.wire.protocol import expected
 from rlinf_actors.wire.values import NodeState
 
 

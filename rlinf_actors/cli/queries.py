@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import click
 
 from rlinf_actors.cli.output import note
-from rlinf_actors.errors import ProtocolError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
@@ -25,6 +24,7 @@ from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import HEAD, Settings
 from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.protocol import expected
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -153,9 +153,3 @@ async def observing(
             client.close()
     finally:
         network.close()
-
-
-def expected(answer: Body, kind: type[T]) -> T:
-    if not isinstance(answer, kind):
-        raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
-    return answer

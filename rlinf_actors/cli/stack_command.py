@@ -11,14 +11,24 @@ from collections.abc import Sequence
 import click
 
 from rlinf_actors.cli.output import echo, json_option, note, plain, show_json
-from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict, report_lines
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
-from rlinf_actors.wire.client_messages import ReadStacks, StacksRead, Status
-from rlinf_actors.wire.protocol import STACKS
-from rlinf_actors.wire.stack_values import IO_THREAD, MAX_ASKED, NATIVE, PY_SPY, SIGNAL, StackQuestion, WorkerStacks
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS
+from rlinf_actors.wire.stack_values import (
+    IO_THREAD,
+    MAX_ASKED,
+    NATIVE,
+    PY_SPY,
+    SIGNAL,
+    StackAnswer,
+    StackQuestion,
+    WorkerStacks,
+)
 from rlinf_actors.wire.values import GroupState, WorkerState
 
 ANSWER_S = 12.0
@@ -58,7 +68,7 @@ def stack(target: str, job: str, every: bool, level: str | None, head: str | Non
     if every == bool(target or job):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME), or --all")
     endpoint, status = status_of(head)
-    if status.protocol < STACKS:
+    if status.protocol < QUESTIONS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and knows no stacks: upgrade it")
     chosen = select(status, target, job)
     if not chosen:
@@ -116,7 +126,7 @@ async def _ask(endpoint: str, status: Status, chosen: Sequence[Place], level: st
         for n in range(0, len(ids), most):
             question = StackQuestion(job, ids[n : n + most], level)
             async with at_once:
-                found = await _answers(client, ReadStacks(node_id, question))
+                found = await _answers(client, node_id, question)
             answers.update((one.id, one) for one in found)
 
     async with observing(endpoint, discovery.client_settings()) as client:
@@ -133,10 +143,10 @@ async def _ask(endpoint: str, status: Status, chosen: Sequence[Place], level: st
     ]
 
 
-async def _answers(client: ControlClient, request: ReadStacks) -> list[WorkerStacks]:
+async def _answers(client: ControlClient, node_id: str, asked: StackQuestion) -> list[WorkerStacks]:
     """Return the answers of the workers; if their node does not answer, say that of each."""
     try:
-        limit_s = ANSWER_S if request.question.level == IO_THREAD else OUTSIDE_S
-        return expected(await client.request(request, limit_s), StacksRead).answer
+        limit_s = ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S
+        return answer_of(await client.request(AskNode(node_id, asked), limit_s), StackAnswer).workers
     except RlinfActorsError as error:
-        return [WorkerStacks(id, fault=str(error), level=request.question.level) for id in request.question.ids]
+        return [WorkerStacks(id, fault=str(error), level=asked.level) for id in asked.ids]

@@ -17,14 +17,15 @@ import msgspec
 
 from rlinf_actors.cli.job_command import find_job, jobs_of
 from rlinf_actors.cli.output import echo, json_option, note, plain, show, warn
-from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, TraceFile, TraceReport, aside, chrome_path
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
 from rlinf_actors.tracing.ring import DEFAULT_EVENTS, MAX_EVENTS
 from rlinf_actors.tracing.timeline import Timeline
-from rlinf_actors.wire.client_messages import ReadTrace, Status, SwitchTrace, TraceRead, TraceSwitched
-from rlinf_actors.wire.protocol import STACKS
+from rlinf_actors.wire.client_messages import ReadTrace, Status, TraceRead
+from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS, expected
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSwitch
 from rlinf_actors.wire.values import NodeState
 
@@ -130,7 +131,7 @@ def _switch(job: str, events: int, head: str | None, as_json: bool) -> None:
 
 def _status(head: str | None) -> tuple[str, Status]:
     endpoint, status = status_of(head)
-    if status.protocol < STACKS:
+    if status.protocol < QUESTIONS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and cannot start traces: upgrade it")
     return endpoint, status
 
@@ -164,8 +165,8 @@ async def _ask_nodes(
     async def ask(client: Any, node: NodeState) -> SwitchedWorkers:
         async with at_once:
             try:
-                answer = await client.request(SwitchTrace(node.report.node_id, switch), ANSWER_S)
-                return expected(answer, TraceSwitched).answer
+                reply = await client.request(AskNode(node.report.node_id, switch), ANSWER_S)
+                return answer_of(reply, SwitchedWorkers)
             except RlinfActorsError as error:
                 return SwitchedWorkers(faults=[str(error)])
 

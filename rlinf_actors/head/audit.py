@@ -24,7 +24,12 @@ from typing import Any
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire import agent_messages, client_messages, debug_messages, key_messages, resize_messages
+from rlinf_actors.wire import agent_messages, client_messages, key_messages, resize_messages
+from rlinf_actors.wire.debug_values import DebugQuestion
+from rlinf_actors.wire.node_questions import said as said_by
+from rlinf_actors.wire.node_questions import verb
+from rlinf_actors.wire.stack_values import StackQuestion
+from rlinf_actors.wire.trace_values import TraceSwitch
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +58,7 @@ def _estop(body: client_messages.EStop) -> str:
     return f"release of the stop of {scope}" if body.release else f"stop of {scope}"
 
 
-def _debugged(said: debug_messages.DebugQuestion) -> str:
+def _debugged(said: DebugQuestion) -> str:
     """Return the worker that gets a debugger, or input for it. A question for more output is no action."""
     return f"worker {said.worker!r} of namespace {said.namespace!r}" if said.input or not said.number else ""
 
@@ -76,14 +81,12 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     key_messages.Enroll: lambda body: "the member of the join token",
     key_messages.RotateKey: lambda body: "its own key",
     client_messages.ReadTrace: lambda body: f"namespace {body.question.namespace!r}",
-    client_messages.SwitchTrace: lambda body: (
-        f"namespace {body.switch.namespace!r} {'on' if body.switch.events else 'off'}"
-    ),
-    debug_messages.AttachDebugger: lambda body: _debugged(body.question),
-    client_messages.ReadStacks: lambda body: f"namespace {body.question.namespace!r}, by {body.question.level!r}",
+    TraceSwitch: lambda asked: f"namespace {asked.namespace!r} {'on' if asked.events else 'off'}",
+    DebugQuestion: _debugged,
+    StackQuestion: lambda asked: f"namespace {asked.namespace!r}, by {asked.level!r}",
 }
-"""The requests that are actions, and what each acts on, "" for one that acts on nothing. Questions that change nothing
-are not logged."""
+"""The requests and questions to nodes that are actions, and what each acts on, "" for one that acts on nothing.
+Questions that change nothing are not logged."""
 
 
 class AuditLog:
@@ -117,11 +120,12 @@ class AuditLog:
         """Note a request of *member* from *address*. The line is written with the head's answer. It takes a part of the
         share of *whose*, "" for that of the member.
         """
-        what = ACTIONS.get(type(body), lambda body: "")(body)
+        asked = said_by(body)
+        what = ACTIONS.get(type(asked), lambda asked: "")(asked)
         if not what:
             return
         said = {"time": _now(), "member": str(member), "key": member.key, "from": address}
-        said |= {"verb": type(body).__name__, "object": what}
+        said |= {"verb": verb(body), "object": what}
         by, reason = getattr(body, "by", ""), getattr(body, "reason", "")
         said |= {"by": by} if by else {}
         said |= {"reason": reason} if reason else {}

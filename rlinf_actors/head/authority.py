@@ -14,20 +14,15 @@ from rlinf_actors.head.commands import Message, Refused
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
-from rlinf_actors.wire.client_messages import (
-    CheckNode,
-    DrainNode,
-    EndGroup,
-    EStop,
-    KillWorker,
-    ReadFigures,
-    ReadLogs,
-    ReadStacks,
-    ReadTrace,
-    SwitchTrace,
-)
-from rlinf_actors.wire.debug_messages import AttachDebugger
+from rlinf_actors.wire.check_values import CheckQuestion
+from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, KillWorker, ReadTrace
+from rlinf_actors.wire.debug_values import DebugQuestion
+from rlinf_actors.wire.figure_values import FigureQuestion
+from rlinf_actors.wire.log_values import LogQuestion
+from rlinf_actors.wire.node_questions import AskNode, NodeQuestion, verb
 from rlinf_actors.wire.protocol import USERS
+from rlinf_actors.wire.stack_values import StackQuestion
+from rlinf_actors.wire.trace_values import TraceQuestion, TraceSwitch
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -46,7 +41,15 @@ _HOW = {
 """Role -> text for an error message that says which processes have the role, and how to get it."""
 
 
-_READ: Mapping[type, str] = {ReadTrace: "traces", ReadStacks: "stacks", ReadFigures: "figures", ReadLogs: "logs"}
+_DOES: Mapping[type, str] = {
+    TraceQuestion: "read traces of",
+    TraceSwitch: "trace",
+    LogQuestion: "read logs of",
+    StackQuestion: "read stacks of",
+    FigureQuestion: "read figures of",
+    DebugQuestion: "debug workers of",
+}
+"""What the sender of a question does to a job, which must be its own."""
 
 
 class Authority:
@@ -56,9 +59,8 @@ class Authority:
     def check(self, event: Message) -> None:
         """Raise Refused if the sender may not send this message, because of its role or of what the message names."""
         head, member, body, speaker = self._head, event.member, event.body, self.speaker(event)
-        verb = type(body).__name__
-        if not may(speaker, verb):
-            raise Refused(KIND, f"{speaker} may not say {verb}", advice=who_may(verb))
+        if not may(speaker, verb(body)):
+            raise Refused(KIND, f"{speaker} may not say {verb(body)}", advice=who_may(verb(body)))
         if isinstance(body, EStop) and body.release and speaker.role not in ("local", "driver", "head"):
             raise Refused(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
         session = head.nodes.of_peer(event.peer) or head.clients.of_peer(event.peer)
@@ -81,29 +83,25 @@ class Authority:
         elif isinstance(body, KillWorker) and not self.sees(event)(body.namespace):
             text = f"{member} may kill workers of its own jobs only, and namespace {body.namespace!r} is not"
             raise Refused(KIND, text)
-        elif isinstance(body, AttachDebugger) and not self.sees(event)(body.question.namespace):
-            what = f"namespace {body.question.namespace!r}"
-            raise Refused(KIND, f"{member} may debug workers of its own jobs only, and {what} is not")
-        elif isinstance(body, (ReadTrace, ReadStacks, ReadFigures, ReadLogs)) and not self._may_read(event, body):
-            what = f"namespace {body.question.namespace!r}" if body.question.namespace is not None else "any job"
-            read = _READ[type(body)]
-            raise Refused(KIND, f"{member} may read {read} of its own jobs only, and {what} is not")
-        elif isinstance(body, CheckNode) and body.question.path is not None and speaker.role == "viewer":
-            raise Refused(KIND, f"{member} may read facts of nodes only: the test of a path loads the network")
-        elif isinstance(body, CheckNode) and body.question.log and speaker.role != "head":
-            raise Refused(KIND, f"{member} may not read the logs of agentds", advice=f"that is for {_HOW['head']}")
-        elif isinstance(body, SwitchTrace) and not self.sees(event)(body.switch.namespace):
-            what = f"namespace {body.switch.namespace!r}"
-            raise Refused(KIND, f"{member} may trace its own jobs only, and {what} is not")
+        elif isinstance(body, (AskNode, ReadTrace)):
+            self._question(event, body.question)
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
-    def _may_read(self, event: Message, body: ReadTrace | ReadStacks | ReadFigures | ReadLogs) -> bool:
-        if body.question.namespace is None:
-            return event.member.role != "driver"
-        return self.sees(event)(body.question.namespace)
+    def _question(self, event: Message, question: NodeQuestion | TraceQuestion) -> None:
+        member = event.member
+        if isinstance(question, CheckQuestion):
+            if question.path is not None and member.role == "viewer":
+                raise Refused(KIND, f"{member} may read facts of nodes only: the test of a path loads the network")
+            if question.log and member.role != "head":
+                raise Refused(KIND, f"{member} may not read the logs of agentds", advice=f"that is for {_HOW['head']}")
+            return
+        job = question.namespace
+        if member.role == "driver" if job is None else not self.sees(event)(job):
+            what = "any job" if job is None else f"namespace {job!r}"
+            raise Refused(KIND, f"{member} may {_DOES[type(question)]} its own jobs only, and {what} is not")
 
     def speaker(self, event: Message) -> Member:
         """Return the member whose rights apply to a message: the sender, except for a worker without a key.

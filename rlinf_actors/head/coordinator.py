@@ -65,6 +65,7 @@ from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agent_messages import AgentHello, Goodbye
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.hook_values import HookState
+from rlinf_actors.wire.node_questions import verb
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import NodeState
 
@@ -322,7 +323,7 @@ class Coordinator:
                 text = f"{error.text}: {error.advice}" if error.advice else error.text
                 # not by `emit`, which ends the count of an open request: a waiting request may have the same number
                 self.out.append(commands.Refuse(event.peer, event.id, error.kind, text))
-            self.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}")
+            self.refusals.note(str(event.member), verb(event.body), f"refused: {error.text}")
             return False
         return True
 

@@ -27,12 +27,13 @@ from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire import (
     agent_messages,
     client_messages,
-    debug_messages,
     key_messages,
     launch_messages,
+    node_questions,
     resize_messages,
 )
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.debug_values import DebugQuestion
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
 from rlinf_actors.wire.values import NodeState
 
@@ -72,14 +73,9 @@ class Handlers:
             agent_messages.ClientHello: self._client_hello,
             client_messages.GetStatus: self._status,
             client_messages.GetEvents: self._events,
-            client_messages.EnumerateHardware: head.queries.ask,
+            client_messages.EnumerateHardware: head.queries.ask_hardware,
             client_messages.ReadTrace: head.queries.ask_trace,
-            client_messages.SwitchTrace: head.queries.ask_to_switch_trace,
-            client_messages.ReadLogs: head.queries.ask_logs,
-            client_messages.ReadStacks: head.queries.ask_stacks,
-            client_messages.ReadFigures: head.queries.ask_figures,
-            client_messages.CheckNode: head.queries.ask_checks,
-            debug_messages.AttachDebugger: self._attach,
+            node_questions.AskNode: self._ask_node,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
@@ -115,12 +111,7 @@ class Handlers:
             agent_messages.LogLines: head.output.lines,
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,
-            agent_messages.TracesSwitched: head.queries.found,
-            agent_messages.LogsSent: head.queries.found,
-            agent_messages.StacksSent: head.queries.found,
-            agent_messages.FiguresSent: head.queries.found,
-            agent_messages.ChecksSent: head.queries.found,
-            debug_messages.DebuggerSent: head.queries.found,
+            node_questions.AgentAnswered: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
@@ -162,7 +153,7 @@ class Handlers:
         logged = hello or error.kind == "authentication" or isinstance(event.body, OF_KEYS)
         if logged if error.logged is None else error.logged:
             who = peer_name(event.peer) if event.member == LOCAL else str(event.member)
-            kind = error.kind if hello else type(event.body).__name__
+            kind = error.kind if hello else node_questions.verb(event.body)
             self._head.refusals.note(who, kind, f"refused {who} ({kind}): {error.text}")
 
     def _answer(self, event: RequestReceived) -> _Answer:
@@ -310,9 +301,11 @@ class Handlers:
             status, key_ends_at=head.keys.end_of(event.member.key), hooks=head.hooks() if administers else []
         )
 
-    def _attach(self, event: RequestReceived, body: debug_messages.AttachDebugger) -> None:
-        question = replace(body.question, by=signature(event.member, body.question.by))
-        self._head.queries.ask_debugger(event, replace(body, question=question))
+    def _ask_node(self, event: RequestReceived, body: node_questions.AskNode) -> None:
+        question = body.question
+        if isinstance(question, DebugQuestion):
+            question = replace(question, by=signature(event.member, question.by))
+        self._head.queries.ask(event, body.node_id, question)
 
     def _events(self, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         sees, driver = self._head.authority.sees(event), event.member.name * (event.member.role == "driver")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -12,57 +13,34 @@ from rlinf_actors.head.records import Index, Node, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
-    ChecksSent,
-    FiguresSent,
     HardwareFound,
-    LogsSent,
     LookForHardware,
     OutputLost,
-    SendChecks,
-    SendFigures,
-    SendLogs,
-    SendStacks,
     SendTrace,
-    StacksSent,
     StopLooking,
-    SwitchTraces,
     TraceSent,
-    TracesSwitched,
     WorkersHealth,
 )
-from rlinf_actors.wire.check_values import PathTest
+from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, PathTest
 from rlinf_actors.wire.client_messages import (
-    CheckNode,
     Drained,
     DrainNode,
     Enumerated,
     EnumerateHardware,
-    FiguresRead,
-    LogsRead,
-    NodeChecked,
-    ReadFigures,
-    ReadLogs,
-    ReadStacks,
     ReadTrace,
-    StacksRead,
-    SwitchTrace,
     TraceRead,
-    TraceSwitched,
     Warn,
 )
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.debug_messages import (
-    MAX_DEBUG_WAIT_S,
-    AttachDebugger,
-    DebuggerAttached,
-    DebuggerSent,
-    SendToDebugger,
-)
+from rlinf_actors.wire.debug_values import MAX_DEBUG_WAIT_S, DebugAnswer, DebugQuestion
+from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures
 from rlinf_actors.wire.launch_rules import Launcher
-from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S
-from rlinf_actors.wire.protocol import CHECKS, DEBUGGERS, FIGURES, STACKS, printable
-from rlinf_actors.wire.stack_values import IO_THREAD
-from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
+from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S, LogQuestion, LogSlice
+from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, NodeAnswered, NodeQuestion
+from rlinf_actors.wire.protocol import QUESTIONS, printable
+from rlinf_actors.wire.stack_values import IO_THREAD, StackAnswer, StackQuestion
+from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSlice, TraceSwitch
+from rlinf_actors.wire.values import HardwareAnswer, WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -168,34 +146,62 @@ MAX_LIMIT_S = 600.0
 """Longest time limit of a hardware query, in seconds, whatever its sender asks for."""
 
 
-TRACE_S = 10.0
-"""Time limit of a question for traces, stacks, figures or facts, in seconds."""
+ANSWER_S = 10.0
+"""Time limit of a question to a node, in seconds, in addition to what the question allows."""
 OUTSIDE_S = 60.0
 """Time limit of a question for stacks that templates take from outside, in seconds."""
 CHECK_S = 20.0
 """Time limit of a question for facts of a node, or for a step in the test of a path, in seconds."""
-_Order = Union[
-    LookForHardware, SendTrace, SwitchTraces, SendStacks, SendFigures, SendLogs, SendChecks, SendToDebugger,
-]  # fmt: skip
-_Found = Union[
-    HardwareFound, TraceSent, TracesSwitched, StacksSent, FiguresSent, LogsSent, ChecksSent, DebuggerSent,
-]  # fmt: skip
+
+
+class _Kind(NamedTuple):
+    """How the head treats the questions of a type: what the node is asked for, and the type of its answer.
+
+    Attributes:
+        limit_s: returns the time limit of a question in seconds.
+        is_ruled: returns True if the rules of the node decide whether the sender may ask (head.admission).
+        since: the first protocol in which agentds know the question.
+    """
+
+    title: str
+    answer: type
+    limit_s: Callable[[Any], float] = lambda question: ANSWER_S
+    is_ruled: Callable[[Any], bool] = lambda question: True
+    since: int = QUESTIONS
+
+
+KINDS: Mapping[type[NodeQuestion], _Kind] = {
+    TraceSwitch: _Kind("traces", SwitchedWorkers),
+    StackQuestion: _Kind("stacks", StackAnswer, lambda asked: ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S),
+    LogQuestion: _Kind(
+        "log files",
+        LogSlice,
+        lambda asked: ANSWER_S + min(asked.wait_s, MAX_LOG_WAIT_S),
+        lambda asked: asked.namespace is not None,
+    ),
+    FigureQuestion: _Kind("figures", NodeFigures, is_ruled=lambda asked: False),
+    CheckQuestion: _Kind("facts", CheckAnswer, lambda asked: CHECK_S),
+    DebugQuestion: _Kind("debugger", DebugAnswer, lambda asked: ANSWER_S + min(asked.wait_s, MAX_DEBUG_WAIT_S)),
+}
+"""The questions that the head forwards. `head.authority` has checked before who asks."""
 
 
 class _NodeQuery(msgspec.Struct, eq=False):
     peer: bytes
     id: int
     node: Node
-    order: _Order
+    order: LookForHardware | SendTrace | AskAgent
     title: str  # what the node is asked for
+    found: type  # of the answer
+    reply: Callable[[Any], Body]  # makes the reply of the answer
     since: float
     timer: HeapTimer | None = None
 
 
 class NodeQueries:
-    """The queries for configured hardware, traces, stacks and figures that the head has forwarded to nodes.
+    """The questions that the head has forwarded to nodes.
 
-    Each query gets one answer: the node's, or an error if the node is lost or the time limit has passed.
+    Each question gets one answer: the node's, or an error if the node is lost or the time limit has passed.
     """
 
     def __init__(self, head: Coordinator) -> None:
@@ -205,61 +211,33 @@ class NodeQueries:
         self._of_node: Index[_NodeQuery] = Index()  # by incarnation
         self._of_peer: Index[_NodeQuery] = Index()
 
-    def ask(self, event: commands.RequestReceived, asked: EnumerateHardware) -> None:
+    def ask_hardware(self, event: commands.RequestReceived, asked: EnumerateHardware) -> None:
         """Ask a node to enumerate its hardware; the node's answer goes to the sender of *event*."""
         speaker = self._head.authority.speaker(event)
         self._head.admission.check_question(speaker, asked.node_id)
         by = self._head.admission.of_member(speaker) or Launcher()
         order = LookForHardware(self._name(), asked.question).asked_by(by)
         limit_s = min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
-        self._forward(event, asked.node_id, order, asked.question.type, limit_s)
+        self._forward(event, asked.node_id, order, asked.question.type, HardwareAnswer, Enumerated, limit_s)
 
     def ask_trace(self, event: commands.RequestReceived, asked: ReadTrace) -> None:
         """Ask a node for a part of a job's traces; the node's answer goes to the sender of *event*."""
         self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        self._forward(event, asked.node_id, SendTrace(self._name(), asked.question), "traces", TRACE_S)
+        order = SendTrace(self._name(), asked.question)
+        self._forward(event, asked.node_id, order, "traces", TraceSlice, TraceRead, ANSWER_S)
 
-    def ask_to_switch_trace(self, event: commands.RequestReceived, asked: SwitchTrace) -> None:
-        """Have a node's workers of a job record a trace, or no longer; the answer goes to the sender of *event*."""
-        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        self._check_age(asked.node_id, STACKS, "switch traces")
-        self._forward(event, asked.node_id, SwitchTraces(self._name(), asked.switch), "traces", TRACE_S)
-
-    def ask_stacks(self, event: commands.RequestReceived, asked: ReadStacks) -> None:
-        """Ask a node for the stacks of workers of a job; the node's answer goes to the sender of *event*."""
-        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        self._check_age(asked.node_id, STACKS, "send stacks")
-        limit_s = TRACE_S if asked.question.level == IO_THREAD else OUTSIDE_S
-        self._forward(event, asked.node_id, SendStacks(self._name(), asked.question), "stacks", limit_s)
-
-    def ask_logs(self, event: commands.RequestReceived, asked: ReadLogs) -> None:
-        """Ask a node for log files or a part of one; the node's answer goes to the sender of *event*."""
-        if asked.question.namespace is not None:
-            self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        self._check_age(asked.node_id, FIGURES, "send log files")
-        limit_s = TRACE_S + min(asked.question.wait_s, MAX_LOG_WAIT_S)
-        self._forward(event, asked.node_id, SendLogs(self._name(), asked.question), "log files", limit_s)
-
-    def ask_debugger(self, event: commands.RequestReceived, asked: AttachDebugger) -> None:
-        """Pass on to a worker's debugger what a person says; its answer goes to the sender of *event*."""
-        question = asked.question
-        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        self._check_age(asked.node_id, DEBUGGERS, "attach to workers")
-        limit_s = TRACE_S + min(question.wait_s, MAX_DEBUG_WAIT_S)
-        self._forward(event, asked.node_id, SendToDebugger(self._name(), question), "debugger", limit_s)
-
-    def ask_figures(self, event: commands.RequestReceived, asked: ReadFigures) -> None:
-        """Ask a node for its figures and those of its workers; the node's answer goes to the sender of *event*."""
-        self._check_age(asked.node_id, FIGURES, "send figures")
-        self._forward(event, asked.node_id, SendFigures(self._name(), asked.question), "figures", TRACE_S)
-
-    def ask_checks(self, event: commands.RequestReceived, asked: CheckNode) -> None:
-        """Ask a node for facts, or for a step in the test of a path; the answer goes to the sender of *event*."""
-        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        self._check_age(asked.node_id, CHECKS, "send facts")
-        if asked.question.path is not None and asked.question.path.step == "measure":
-            self._check_far(asked.question.path)
-        self._forward(event, asked.node_id, SendChecks(self._name(), asked.question), "facts", CHECK_S)
+    def ask(self, event: commands.RequestReceived, node_id: str, question: NodeQuestion) -> None:
+        """Ask a node; its answer goes to the sender of *event*."""
+        kind, node = KINDS[type(question)], self._head.nodes.get(node_id)
+        if kind.is_ruled(question):
+            self._head.admission.check_question(self._head.authority.speaker(event), node_id)
+        if node is not None and node.protocol < kind.since:
+            text = f"the agentd of node {node.name} is too old to be asked for its {kind.title}: upgrade it"
+            raise commands.Refused("usage", text)
+        if isinstance(question, CheckQuestion) and question.path is not None and question.path.step == "measure":
+            self._check_far(question.path)
+        order = AskAgent(self._name(), question)
+        self._forward(event, node_id, order, kind.title, kind.answer, NodeAnswered, kind.limit_s(question))
 
     def _check_far(self, path: PathTest) -> None:
         """Raise Refused if a node would connect to another address than one of the node at the far end."""
@@ -268,11 +246,6 @@ class NodeQueries:
             raise commands.Refused("node_lost", f"node {path.far}, the far end of the path, is not there (any more)")
         if path.ip not in (far.report.ip, *far.report.interfaces.values()):
             raise commands.Refused("usage", f"{path.ip!r} is no address of node {far.name}")
-
-    def _check_age(self, node_id: str, protocol: int, what: str) -> None:
-        node = self._head.nodes.get(node_id)
-        if node is not None and node.protocol < protocol:
-            raise commands.Refused("usage", f"the agentd of node {node.name} is too old to {what}: upgrade it")
 
     def _name(self) -> str:
         self._number += 1
@@ -283,44 +256,29 @@ class NodeQueries:
         self,
         event: commands.RequestReceived,
         node_id: str,
-        order: _Order,
+        order: LookForHardware | SendTrace | AskAgent,
         title: str,
+        found: type,
+        reply: Callable[[Any], Body],
         limit_s: float,
     ) -> None:
-        node = self._head.nodes.get(node_id)
+        node, now = self._head.nodes.get(node_id), self._head.now
         if node is None or not node.alive:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
             raise commands.Refused("node_lost", f"node {node_id}, asked for its {title}, {state}")
-        self._queries[order.id] = query = _NodeQuery(event.peer, event.id, node, order, title, self._head.now)
+        query = _NodeQuery(event.peer, event.id, node, order, title, found, reply, now)
+        self._queries[order.id] = query
         self._of_node.add(node.incarnation, order.id, query)
         self._of_peer.add(event.peer, order.id, query)
-        query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
+        query.timer = self._head.timers.at(now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(node.peer, order))
 
-    def found(self, node: Node, body: _Found) -> None:
-        """Send a node's answer to the client that asked. Unknown queries are ignored."""
+    def found(self, node: Node, body: HardwareFound | TraceSent | AgentAnswered) -> None:
+        """Send a node's answer to the client that asked. Unknown queries, and answers of another type, are ignored."""
         query = self._queries.get(body.id)
-        kind: type[_Order]
-        answer: Body
-        if isinstance(body, TraceSent):
-            kind, answer = SendTrace, TraceRead(body.answer)
-        elif isinstance(body, TracesSwitched):
-            kind, answer = SwitchTraces, TraceSwitched(body.answer)
-        elif isinstance(body, StacksSent):
-            kind, answer = SendStacks, StacksRead(body.answer)
-        elif isinstance(body, DebuggerSent):
-            kind, answer = SendToDebugger, DebuggerAttached(body.answer)
-        elif isinstance(body, LogsSent):
-            kind, answer = SendLogs, LogsRead(body.answer)
-        elif isinstance(body, ChecksSent):
-            kind, answer = SendChecks, NodeChecked(body.answer)
-        elif isinstance(body, FiguresSent):
-            kind, answer = SendFigures, FiguresRead(body.answer)
-        else:
-            kind, answer = LookForHardware, Enumerated(body.answer)
-        if query is not None and query.node.incarnation == node.incarnation and isinstance(query.order, kind):
+        if query is not None and query.node.incarnation == node.incarnation and type(body.answer) is query.found:
             self._remove(body.id)
-            self._head.emit(commands.Answer(query.peer, query.id, answer))
+            self._head.emit(commands.Answer(query.peer, query.id, query.reply(body.answer)))
 
     def node_back(self, node: Node) -> None:
         """Resend the open queries to a reconnected node, because its previous connection may have lost them."""

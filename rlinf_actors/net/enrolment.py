@@ -33,6 +33,7 @@ from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire.client_messages import GetStatus
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.key_messages import Enroll, Enrolled, KeyRole
+from rlinf_actors.wire.protocol import expected
 
 WAIT_S = 30.0
 """Seconds to wait for the head, which may be busy or starting."""
@@ -154,9 +155,7 @@ def _enroll(endpoint: str, token: JoinToken, key: KeyFile, user: str, note: Call
         if "is known already" in str(error):
             return None
         raise
-    if not isinstance(answer, Enrolled):
-        raise ProtocolError(f"the head answered with {type(answer).__name__}; an Enrolled was expected")
-    return answer
+    return expected(answer, Enrolled)
 
 
 def _is_listed(endpoint: str, key: KeyFile, note: Callable[[str], object]) -> bool:

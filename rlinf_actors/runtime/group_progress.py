@@ -16,9 +16,9 @@ from rlinf_actors.runtime import progress
 from rlinf_actors.runtime.construction import Readiness
 from rlinf_actors.runtime.progress import Facts
 from rlinf_actors.runtime.waits import all_waits
-from rlinf_actors.wire.client_messages import ReadStacks, StacksRead
-from rlinf_actors.wire.protocol import STACKS
-from rlinf_actors.wire.stack_values import StackQuestion
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS
+from rlinf_actors.wire.stack_values import StackAnswer, StackQuestion
 from rlinf_actors.wire.values import CHANNEL_GROUPS, RELAY_GROUPS
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ class GroupProgress:
         begun = {rank: state for rank, state in known.items() if state is not None and state.state == "running"}
         asked = [begun[peer.rank] for peer in late if peer.rank in begun][: progress.MOST_NAMED]
         found: dict[str, str] = {}
-        if asked and self._runtime.protocol >= STACKS:
+        if asked and self._runtime.protocol >= QUESTIONS:
             status = await self._runtime.status("")  # the nodes only: no job has this name
             ids = {node.rank: node.report.node_id for node in status.nodes}
             for rank in {state.node_rank for state in asked} & ids.keys():
                 question = StackQuestion(group.namespace, [state.id for state in asked if state.node_rank == rank])
-                answer = await self._runtime.ask(ReadStacks(ids[rank], question), StacksRead, ANSWER_S)
-                found |= {one.id: progress.doing(one) for one in answer.answer}
+                reply = await self._runtime.ask(AskNode(ids[rank], question), NodeAnswered, ANSWER_S)
+                found |= {one.id: progress.doing(one) for one in answer_of(reply, StackAnswer).workers}
         texts = []
         for peer in late:
             state = begun.get(peer.rank)

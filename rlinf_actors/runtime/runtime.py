@@ -18,7 +18,6 @@ from rlinf_actors.errors import (
     GroupClosedError,
     InternalError,
     NodeLostError,
-    ProtocolError,
     RlinfActorsError,
     UsageError,
 )
@@ -57,7 +56,7 @@ from rlinf_actors.wire.client_messages import (
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
 from rlinf_actors.wire.program import Program
-from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL, expected
 
 log = logging.getLogger(__name__)
 
@@ -300,10 +299,7 @@ class Runtime:
             raise self._gone
         if self.head is None:
             raise RlinfActorsError("this process has no connection to a head: start a Cluster first")
-        answer = await self.head.request(body, timeout, on_reply)
-        if not isinstance(answer, kind):
-            raise ProtocolError(f"the head answered {type(body).__name__} with {type(answer).__name__}")
-        return answer
+        return expected(await self.head.request(body, timeout, on_reply), kind)
 
     async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
         """Wait until *num_nodes* nodes have registered with the head; return the nodes with their ranks. Loop thread.

@@ -15,28 +15,18 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from rlinf_actors.errors import AuthenticationError, ProtocolError, RlinfActorsError
+from rlinf_actors.errors import AuthenticationError, RlinfActorsError
 from rlinf_actors.model.log_lines import SlicedLines
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.sampling.sample import Board, Sample
-from rlinf_actors.wire.client_messages import (
-    Events,
-    FiguresRead,
-    GetEvents,
-    GetStatus,
-    LogsRead,
-    ReadFigures,
-    ReadLogs,
-    ReadStacks,
-    StacksRead,
-    Status,
-)
+from rlinf_actors.wire.client_messages import Events, GetEvents, GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
-from rlinf_actors.wire.protocol import FIGURES
-from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
+from rlinf_actors.wire.node_questions import AskNode, NodeQuestion, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS, expected
+from rlinf_actors.wire.stack_values import StackAnswer, StackQuestion, WorkerStacks
 from rlinf_actors.wire.values import NodeState
 
 ASKED_NODES = 16
@@ -137,7 +127,7 @@ class Sampler:
 
         async def ask(node: NodeState) -> None:
             id = node.report.node_id
-            if status.protocol < FIGURES or node.state not in USABLE:
+            if status.protocol < QUESTIONS or node.state not in USABLE:
                 return
             try:
                 async with at_once:
@@ -158,12 +148,11 @@ class Sampler:
         id = node.report.node_id
         if not self._by_job:
             try:
-                return (await self._ask(ReadFigures(id), FiguresRead, FIGURES_S)).answer
+                return await self._ask_node(id, FigureQuestion(), NodeFigures)
             except AuthenticationError:
                 self._by_job = True
         jobs = {group.namespace for group in status.groups for worker in group.workers if worker.node_rank == node.rank}
-        questions = [ReadFigures(id, FigureQuestion(job)) for job in sorted(jobs)]
-        answers = [(await self._ask(question, FiguresRead, FIGURES_S)).answer for question in questions]
+        answers = [await self._ask_node(id, FigureQuestion(job), NodeFigures) for job in sorted(jobs)]
         workers = [worker for answer in answers for worker in answer.workers]
         return replace(answers[-1], workers=workers) if answers else None
 
@@ -173,8 +162,7 @@ class Sampler:
         Raises:
             RlinfActorsError: the head or the node does not answer, or refuses.
         """
-        question = ReadStacks(node_id, StackQuestion(job, list(ids)))
-        return (await self._ask(question, StacksRead, FIGURES_S)).answer
+        return (await self._ask_node(node_id, StackQuestion(job, list(ids)), StackAnswer)).workers
 
     async def last_lines(self, node_id: str, job: str, name: str, most: int) -> list[str]:
         """Return the last *most* lines of the log file *name* of a job, of at most OUTPUT_BYTES bytes.
@@ -195,16 +183,16 @@ class Sampler:
         return lines
 
     async def _slice(self, node_id: str, question: LogQuestion) -> LogSlice:
-        answer = (await self._ask(ReadLogs(node_id, question), LogsRead, FIGURES_S)).answer
+        answer = await self._ask_node(node_id, question, LogSlice)
         if answer.fault:
             raise RlinfActorsError(answer.fault)
         return answer
 
     async def _ask(self, question: Body, kind: type[T], timeout_s: float) -> T:
-        answer = await self._client.request(question, timeout_s)
-        if not isinstance(answer, kind):
-            raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
-        return answer
+        return expected(await self._client.request(question, timeout_s), kind)
+
+    async def _ask_node(self, id: str, question: NodeQuestion, kind: type[T]) -> T:
+        return answer_of(await self._client.request(AskNode(id, question), FIGURES_S), kind)
 
     def _connect(self) -> ControlClient:
         return ControlClient(self._network, self.endpoint, _identity(), lambda notice: None)

@@ -1,7 +1,7 @@
 """Members of a cluster: names, public keys, roles, and the table of which role may send which control message. Pure.
 
-Every control message has an entry in the table, under its tag. The head checks in addition what a message claims about
-its sender (a node, a namespace, a group): `head.authority`.
+Every control message has an entry in the table, under its tag; in place of AskNode, each question in it has one. The
+head checks in addition what a message claims about its sender (a node, a namespace, a group): `head.authority`.
 """
 
 from __future__ import annotations
@@ -102,18 +102,14 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Enumerated": _HEAD,
         "ReadTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
         "TraceRead": _HEAD,
+        # questions to nodes (wire.node_questions): the verb is that of the question in an AskNode
         "SwitchTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
-        "TraceSwitched": _HEAD,
         "ReadLogs": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
-        "LogsRead": _HEAD,
         "ReadStacks": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
-        "StacksRead": _HEAD,
         "AttachDebugger": _DRIVER | _HEAD,  # it runs code: a driver in its own jobs, and no viewer
-        "DebuggerAttached": _HEAD,
         "ReadFigures": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
-        "FiguresRead": _HEAD,
         "CheckNode": _DRIVER | _HEAD | _VIEWER,  # a viewer facts only
-        "NodeChecked": _HEAD,
+        "NodeAnswered": _HEAD,
         # running the cluster
         "EStop": _PEERS,  # whoever sees danger, but a viewer; only a driver or the head may release it
         "EStopped": _HEAD,
@@ -132,18 +128,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "StopLooking": _HEAD,
         "SendTrace": _HEAD,
         "TraceSent": _AGENT,
-        "SwitchTraces": _HEAD,
-        "TracesSwitched": _AGENT,
-        "SendLogs": _HEAD,
-        "LogsSent": _AGENT,
-        "SendStacks": _HEAD,
-        "StacksSent": _AGENT,
-        "SendToDebugger": _HEAD,
-        "DebuggerSent": _AGENT,
-        "SendFigures": _HEAD,
-        "FiguresSent": _AGENT,
-        "SendChecks": _HEAD,
-        "ChecksSent": _AGENT,
+        "AskAgent": _HEAD,
+        "AgentAnswered": _AGENT,
         "Watch": _HEAD,
         "Unwatch": _HEAD,
         "ProcessGone": _AGENT,
@@ -167,13 +153,11 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Keys": _HEAD,
     }
 )
-"""The roles that may send each control message, by the message's tag. `local` may send every message."""
+"""The roles that may send each control message, by its verb (wire.node_questions). `local` may send every message."""
 
 
 def may(member: Member, verb: str) -> bool:
-    """Return True if *member* may send the control message that has the tag *verb*. No member may
-    send an unknown tag.
-    """
+    """Return True if *member* may send the control message that has this *verb*. No member may send an unknown verb."""
     roles = VERBS.get(verb)
     return roles is not None and (member.role == "local" or member.role in roles)
 

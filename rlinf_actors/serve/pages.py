@@ -25,7 +25,7 @@ from rlinf_actors.sampling.sample import Board, WorkerView, quantile
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import DiskFigures, NodeFigures
-from rlinf_actors.wire.protocol import FIGURES
+from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.values import CHANNEL_GROUPS, NodeReport
 
 TEXT_CHARS = 2000
@@ -175,7 +175,7 @@ class Pages:
             live=live,
             endpoint=self._endpoint,
             every_s=self._every_s,
-            has_logs=status is not None and status.protocol >= FIGURES,
+            has_logs=status is not None and status.protocol >= QUESTIONS,
             at_text=time.strftime("%H:%M:%S", time.localtime(sample.at)) if sample.at else NONE,
             at_iso=_iso(sample.at),
             **values,

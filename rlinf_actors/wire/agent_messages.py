@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.wire import check_values, figure_values, log_values, stack_values, trace_values, values
+from rlinf_actors.wire import trace_values, values
 from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.program import Program
@@ -96,7 +96,10 @@ class HardwareFound(ControlMessage, frozen=True):
 
 
 class StopLooking(ControlMessage, frozen=True):
-    """Notice to an agentd: cancel the LookForHardware with this id. The agentd ignores an unknown id."""
+    """Notice to an agentd: nobody waits for the answer to the LookForHardware, SendTrace or AskAgent with this id.
+
+    The agentd ignores an unknown id.
+    """
 
     id: Name
 
@@ -113,85 +116,6 @@ class TraceSent(ControlMessage, frozen=True):
 
     id: Name
     answer: trace_values.TraceSlice
-
-
-class SwitchTraces(ControlMessage, frozen=True):
-    """Notice to an agentd: switch the traces of its workers as `switch` says, and send TracesSwitched with the same id.
-
-    Since protocol 7.
-    """
-
-    id: Name
-    switch: trace_values.TraceSwitch
-
-
-class TracesSwitched(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the SwitchTraces with this id. The head ignores an unknown id."""
-
-    id: Name
-    answer: trace_values.SwitchedWorkers
-
-
-class SendLogs(ControlMessage, frozen=True):
-    """Notice to an agentd: answer a question for log files by LogsSent with the same id. Since protocol 7."""
-
-    id: Name
-    question: log_values.LogQuestion
-
-
-class LogsSent(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the SendLogs with this id. The head ignores an unknown id."""
-
-    id: Name
-    answer: log_values.LogSlice
-
-
-class SendStacks(ControlMessage, frozen=True):
-    """Notice to an agentd: ask the workers in `question` for their stacks, and send StacksSent with the same id.
-
-    Since protocol 7.
-    """
-
-    id: Name
-    question: stack_values.StackQuestion
-
-
-class StacksSent(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the SendStacks with this id, with an entry for each worker in the question.
-
-    The head ignores an unknown id.
-    """
-
-    id: Name
-    answer: stack_values.OfAsked[stack_values.WorkerStacks]
-
-
-class SendFigures(ControlMessage, frozen=True):
-    """Notice to an agentd: send FiguresSent with the same id, as `question` says. Since protocol 7."""
-
-    id: Name
-    question: figure_values.FigureQuestion
-
-
-class FiguresSent(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the SendFigures with this id. The head ignores an unknown id."""
-
-    id: Name
-    answer: figure_values.NodeFigures
-
-
-class SendChecks(ControlMessage, frozen=True):
-    """Notice to an agentd: answer `question` by ChecksSent with the same id. Since protocol 7."""
-
-    id: Name
-    question: check_values.CheckQuestion
-
-
-class ChecksSent(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the SendChecks with this id. The head ignores an unknown id."""
-
-    id: Name
-    answer: check_values.CheckAnswer
 
 
 class Watch(ControlMessage, frozen=True):
@@ -485,8 +409,7 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, SendTrace, TraceSent, SwitchTraces, TracesSwitched, SendLogs, LogsSent, SendStacks, StacksSent,
-    SendFigures, FiguresSent, SendChecks, ChecksSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited,
-    WorkersHealth, OutputLost, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
+    StopLooking, SendTrace, TraceSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth,
+    OutputLost, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

@@ -51,7 +51,7 @@ class PathTest(Value, frozen=True):
     limit_s: Annotated[float, Meta(ge=0, le=MAX_TEST_S)] = 0.0
 
 
-class CheckQuestion(Value, frozen=True):
+class CheckQuestion(Value, frozen=True, tag="CheckNode"):
     """Request to a node: send facts, the time (which each answer has), or the outcome of a step of a test.
 
     Attributes:
@@ -208,7 +208,7 @@ class NodeFacts(Value, frozen=True):
     robots: Total = 0
 
 
-class CheckAnswer(Value, frozen=True):
+class CheckAnswer(Value, frozen=True, tag=True):
     """Answer of a node to a CheckQuestion.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from rlinf_actors.wire import check_values, figure_values, log_values, stack_values, trace_values, values
+from rlinf_actors.wire import trace_values, values
 from rlinf_actors.wire.bounds import (
     Document,
     Few,
@@ -70,76 +70,6 @@ class ReadTrace(ControlMessage, frozen=True):
 
 class TraceRead(ControlMessage, frozen=True):
     answer: trace_values.TraceSlice
-
-
-class SwitchTrace(ControlMessage, frozen=True):
-    """Ask the head to have the workers of a job on the node `node_id` record a trace, or no longer. Since protocol 7.
-
-    Answered by TraceSwitched, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer.
-    """
-
-    node_id: Name
-    switch: trace_values.TraceSwitch
-
-
-class TraceSwitched(ControlMessage, frozen=True):
-    answer: trace_values.SwitchedWorkers
-
-
-class ReadLogs(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id` send names or a part of log files, as `question` says. Since protocol 7.
-
-    Answered by LogsRead, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer.
-    """
-
-    node_id: Name
-    question: log_values.LogQuestion
-
-
-class LogsRead(ControlMessage, frozen=True):
-    answer: log_values.LogSlice
-
-
-class ReadStacks(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id` send the stacks of workers, as `question` says. Since protocol 7.
-
-    Answered by StacksRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
-    """
-
-    node_id: Name
-    question: stack_values.StackQuestion
-
-
-class StacksRead(ControlMessage, frozen=True):
-    answer: stack_values.OfAsked[stack_values.WorkerStacks]
-
-
-class ReadFigures(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id` send its figures, as `question` says. Since protocol 7.
-
-    Answered by FiguresRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
-    """
-
-    node_id: Name
-    question: figure_values.FigureQuestion = figure_values.FigureQuestion()
-
-
-class FiguresRead(ControlMessage, frozen=True):
-    answer: figure_values.NodeFigures
-
-
-class CheckNode(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id` send facts, or take a step in the test of a path. Since protocol 7.
-
-    Answered by NodeChecked, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
-    """
-
-    node_id: Name
-    question: check_values.CheckQuestion = check_values.CheckQuestion()
-
-
-class NodeChecked(ControlMessage, frozen=True):
-    answer: check_values.CheckAnswer
 
 
 class Launch(ControlMessage, frozen=True):
@@ -482,10 +412,9 @@ class Drained(ControlMessage, frozen=True):
 
 
 ClientMessage = Union[
-    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, SwitchTrace, TraceSwitched, ReadLogs,
-    LogsRead, ReadStacks, StacksRead, ReadFigures, FiguresRead, CheckNode, NodeChecked, Launch, Launched, FindGroup,
-    Handles, Detach, StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status,
-    GetEvents, Events, EStop, EStopped, EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey,
-    Enrolled, AddKey, RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, Launch, Launched, FindGroup, Handles, Detach,
+    StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
+    EStop, EStopped, EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey,
+    RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,
 ]  # fmt: skip
 """Every control message between clients and the head."""

@@ -1,8 +1,7 @@
 """Encode and decode all control messages and their envelopes. Pure: no sockets, no time.
 
-`wire.agent_messages` holds the messages of agentds and of sessions, `wire.debug_messages` those to debuggers,
-`wire.client_messages` the others. A `Notice` has
-no reply; a `Request` has exactly one `Reply` or `Failed`.
+`wire.agent_messages` holds the messages of agentds and of sessions, `wire.node_questions` the questions that the head
+forwards, `wire.client_messages` the others. A `Notice` has no reply; a `Request` has exactly one `Reply` or `Failed`.
 
 House rules: a message is a frozen struct in one of these files and never carries user data. The size is limited before
 decoding; msgspec validates every field and limits the nesting (by Python's recursion limit). Every fault is a
@@ -20,10 +19,10 @@ from rlinf_actors.errors import RemoteWireError, UsageError
 from rlinf_actors.wire.agent_messages import AgentMessage
 from rlinf_actors.wire.bounds import Name, OfCluster, Text, too_long
 from rlinf_actors.wire.client_messages import ClientMessage
-from rlinf_actors.wire.debug_messages import DebugMessage
+from rlinf_actors.wire.node_questions import QuestionMessage
 from rlinf_actors.wire.protocol import MALFORMED, MAX_CONTROL_BYTES, ControlMessage, checked
 
-Body = Union[AgentMessage, ClientMessage, DebugMessage]
+Body = Union[AgentMessage, ClientMessage, QuestionMessage]
 """Every control message."""
 
 

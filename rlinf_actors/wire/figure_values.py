@@ -26,7 +26,7 @@ Buckets = Annotated[
 ]
 
 
-class FigureQuestion(Value, frozen=True):
+class FigureQuestion(Value, frozen=True, tag="ReadFigures"):
     """Request to a node: send its figures, with those of the workers of the job `namespace`; None for all jobs."""
 
     namespace: Union[Name, None] = None
@@ -195,7 +195,7 @@ class DiskFigures(Value, frozen=True):
     free_bytes: Total = 0
 
 
-class NodeFigures(Value, frozen=True):
+class NodeFigures(Value, frozen=True, tag=True):
     """Answer of a node to a FigureQuestion.
 
     Attributes:

@@ -36,7 +36,7 @@ Offset = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 """A position in a file, in bytes; a negative one counts from the end."""
 
 
-class LogQuestion(Value, frozen=True):
+class LogQuestion(Value, frozen=True, tag="ReadLogs"):
     """Request to a node: send the names of the log files of a job's workers, or a part of one.
 
     Attributes:
@@ -70,7 +70,7 @@ class LogFile(Value, frozen=True):
     running: bool = False
 
 
-class LogSlice(Value, frozen=True):
+class LogSlice(Value, frozen=True, tag=True):
     """Answer of a node to a LogQuestion.
 
     Attributes:

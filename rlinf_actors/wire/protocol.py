@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.errors import RemoteWireError, UsageError
+from rlinf_actors.errors import ProtocolError, RemoteWireError, UsageError
 from rlinf_actors.shown import TEXT_CHARS as TEXT_CHARS
 from rlinf_actors.shown import printable as printable
+
+T = TypeVar("T")
 
 PROTOCOL = 7
 """The newest protocol that this version speaks.
@@ -39,15 +41,8 @@ RELAYS = 7
 """The first protocol that has node relays."""
 KILLS = 7
 """The first protocol in which the head kills single workers."""
-STACKS = 7
-"""The first protocol in which agentds send the stacks of workers."""
-DEBUGGERS = 7
-"""The first protocol in which workers have debuggers to which a person attaches."""
-FIGURES = 7
-"""The first protocol in which agentds send figures of their node and workers, and the head lists viewers."""
-
-CHECKS = 7
-"""The first protocol in which agentds send the facts that `rlinf-actors doctor` checks."""
+QUESTIONS = 7
+"""The first protocol in which the head forwards the questions of wire.node_questions to agentds, and lists viewers."""
 
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -158,6 +153,13 @@ def number(seconds: object, name: str) -> float:
     if math.isnan(value):
         raise ValueError(f"{name} is {seconds!r}; it must be a number of seconds")
     return value
+
+
+def expected(answer: object, kind: type[T]) -> T:
+    """Return *answer*, which the head has sent. Raise ProtocolError if it is not a *kind*."""
+    if not isinstance(answer, kind):
+        raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
+    return answer
 
 
 MALFORMED = (

@@ -40,7 +40,7 @@ STACK_BYTES = 40 << 10
 """Most bytes of the stacks of one worker, about: the packet that has them may have 64 KiB."""
 
 
-class StackQuestion(Value, frozen=True):
+class StackQuestion(Value, frozen=True, tag="ReadStacks"):
     """Request to a node: send the stacks of these workers, which are of the job `namespace`, by `level` of LEVELS."""
 
     namespace: Name
@@ -121,3 +121,9 @@ class WorkerStacks(Value, frozen=True):
     cut: int = 0
     fault: Text = ""
     level: Name = IO_THREAD
+
+
+class StackAnswer(Value, frozen=True, tag=True):
+    """Answer of a node to a StackQuestion, with an entry for each worker in it."""
+
+    workers: OfAsked[WorkerStacks]

@@ -19,7 +19,7 @@ from msgspec import Meta, Raw
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire.bounds import too_long
-from rlinf_actors.wire.control_codec import Body, BoundError, Envelope, Notice, Request, number_of, verb_of
+from rlinf_actors.wire.control_codec import Body, BoundError, Envelope, Notice, Request, _Tag, number_of, verb_of
 from rlinf_actors.wire.protocol import MALFORMED, MAX_ASKED_BYTES
 
 WHOLE = 1 << 16
@@ -85,9 +85,12 @@ def _value(raw: Raw, kind: Any, at: str) -> Generator[None, None, Any]:
     base, meta = get_args(kind)[:2] if get_origin(kind) is Annotated else (kind, None)
     choices = [one for one in get_args(base) if one is not type(None)] if _is_union(base) else []
     if memoryview(raw).nbytes > WHOLE:
+        if len(choices) > 1 and all(_is_struct(one) for one in choices):
+            tag = _leaf(raw, _Tag, at).type
+            choices = [one for one in choices if one.__struct_config__.tag == tag]
         if len(choices) == 1:
             return (yield from _value(raw, choices[0], at))
-        if isinstance(base, type) and issubclass(base, msgspec.Struct) and not base.__struct_config__.array_like:
+        if _is_struct(base) and not base.__struct_config__.array_like:
             fields = _leaf(raw, _Fields, at)
             yield
             return (yield from _struct(fields, base, at))
@@ -138,6 +141,10 @@ def _leaf(raw: Raw, kind: Any, at: str) -> Any:
     except msgspec.ValidationError as error:
         text, begin, place = str(error).rpartition("`$")
         raise msgspec.ValidationError(f"{text}`${at}{place}" if begin else f"{place} - at `${at}`") from None
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _is_union(kind: Any) -> bool:

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.bounds import Address, Few, Method, Name, OfNode, Path, Report, Some, Text, Variables
-from rlinf_actors.wire.debug_messages import FromDebugger, ToDebugger
+from rlinf_actors.wire.debug_values import FromDebugger, ToDebugger
 from rlinf_actors.wire.figure_values import WorkerFigures
 from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
 from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks

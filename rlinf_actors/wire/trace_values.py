@@ -20,7 +20,7 @@ MAX_FAULTS = 16
 """Most workers of a node whose reasons are in one answer to a TraceSwitch."""
 
 
-class TraceSwitch(Value, frozen=True):
+class TraceSwitch(Value, frozen=True, tag="SwitchTrace"):
     """Request to a node: its workers of a job are to record a trace from now on, or no longer.
 
     Attributes:
@@ -33,7 +33,7 @@ class TraceSwitch(Value, frozen=True):
     events: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
 
 
-class SwitchedWorkers(Value, frozen=True):
+class SwitchedWorkers(Value, frozen=True, tag=True):
     """Answer of a node to a TraceSwitch.
 
     Attributes:

@@ -23,7 +23,7 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.worker_ends import attach_command
 from rlinf_actors.settings import PYTHONBREAKPOINT
-from rlinf_actors.wire.debug_messages import (
+from rlinf_actors.wire.debug_values import (
     FREE,
     MAX_DEBUG_WAIT_S,
     MAX_OUTPUT,

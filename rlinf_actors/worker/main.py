@@ -43,7 +43,7 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE, PTRACE
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire import template_protocol as packets
-from rlinf_actors.wire.debug_messages import ToDebugger
+from rlinf_actors.wire.debug_values import ToDebugger
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context

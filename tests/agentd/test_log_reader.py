@@ -12,7 +12,6 @@ import pytest
 
 from agentd.log_reader import LogReader
 from rlinf_actors.template.log_pump import LogPump
-from rlinf_actors.wire.agent_messages import SendLogs
 from rlinf_actors.wire.log_values import MARK, MAX_LOG_FILES, TIMES, LogQuestion, LogSlice, file_name
 
 
@@ -52,8 +51,7 @@ class Scene:
     def ask(self, name: str = "", job: str | None = "job/1", **more: Any) -> asyncio.Future[LogSlice]:
         self._number += 1
         answer: asyncio.Future[LogSlice] = asyncio.get_running_loop().create_future()
-        order = SendLogs(str(self._number), LogQuestion(job, name, **more))
-        self.reader.ask(order, lambda sent: answer.set_result(sent.answer))
+        self.reader.ask(str(self._number), LogQuestion(job, name, **more), answer.set_result)
         return answer
 
 

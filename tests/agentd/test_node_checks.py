@@ -14,7 +14,6 @@ from agentd.log_reader import LogReader
 from agentd.node_checks import NodeChecks
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.diagnosis.recent_log import MOST_LINES, RecentLog
-from rlinf_actors.wire.agent_messages import ChecksSent, SendChecks
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, PathAnswer, PathTest
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
@@ -32,11 +31,11 @@ class Node:
         ready = SimpleNamespace(ready=True, key=key, paths=paths, user=None)
         templates = SimpleNamespace(running=[ready, SimpleNamespace(ready=False)])
         self.checks = NodeChecks(loop, site, {}, templates, LogReader(loop, site, {}))
-        self.answers: asyncio.Queue[ChecksSent] = asyncio.Queue()
+        self.answers: asyncio.Queue[CheckAnswer] = asyncio.Queue()
 
     async def ask(self, **question) -> CheckAnswer:
-        self.checks.ask(SendChecks("q", CheckQuestion(**question)), self.answers.put_nowait)
-        return (await self.answers.get()).answer
+        self.checks.ask(CheckQuestion(**question), self.answers.put_nowait)
+        return await self.answers.get()
 
     async def step(self, *test, **fields) -> PathAnswer:
         answer = (await self.ask(path=PathTest(*test, **fields))).path

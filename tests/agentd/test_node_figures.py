@@ -14,8 +14,7 @@ import pytest
 from agentd import figures, worker_questions
 from agentd.figures import FigureCollector, process_figures
 from agentd.worker_questions import WorkerQuestions
-from rlinf_actors.wire.agent_messages import FiguresSent, SendFigures
-from rlinf_actors.wire.figure_values import DiskFigures, FigureQuestion, WorkerFigures
+from rlinf_actors.wire.figure_values import DiskFigures, FigureQuestion, NodeFigures, WorkerFigures
 from rlinf_actors.wire.template_protocol import FiguresShown, ShowFigures
 from rlinf_actors.wire.values import ResourceReport
 
@@ -34,14 +33,14 @@ class Scene:
             run_dir=place, rules=SimpleNamespace(log_dir=str(place)), resources=resources, environment=dict
         )
         self.figures = FigureCollector(loop, self.workers, self.questions, self.site)
-        self.answers: asyncio.Queue[FiguresSent] = asyncio.Queue()
+        self.answers: asyncio.Queue[NodeFigures] = asyncio.Queue()
 
     def worker(self, namespace: str, pid: int = 0, pidfd: int = -1) -> SimpleNamespace:
         spec = SimpleNamespace(namespace=namespace)
         return SimpleNamespace(spec=spec, up=True, template=self.template, pid=pid, pidfd=pidfd)
 
-    async def ask(self, namespace: str | None = None, answering: str = "ab") -> FiguresSent:
-        self.figures.ask(SendFigures("q", FigureQuestion(namespace)), self.answers.put_nowait)
+    async def ask(self, namespace: str | None = None, answering: str = "ab") -> NodeFigures:
+        self.figures.ask(FigureQuestion(namespace), self.answers.put_nowait)
         await asyncio.sleep(0)
         for packet in self.asked:
             if packet.id in answering:
@@ -63,7 +62,7 @@ async def scene(tmp_path):
 
 
 async def test_answer_has_the_node_its_disks_and_each_worker(scene):
-    found = (await scene.ask()).answer
+    found = await scene.ask()
     assert [(one.id, one.queued) for one in found.workers] == [("a", 7), ("b", 7)]
     own, never = (one.process for one in found.workers)
     assert own.rss_bytes > 1 << 20
@@ -79,14 +78,14 @@ async def test_answer_has_the_node_its_disks_and_each_worker(scene):
 
 async def test_all_who_ask_share_one_collection_and_see_their_job_only(scene):
     (every, of_ann), packets = [await scene.ask(), await scene.ask("ann")], list(scene.asked)
-    assert [one.id for one in every.answer.workers] == ["a", "b"]
-    assert [one.id for one in of_ann.answer.workers] == ["a"]
+    assert [one.id for one in every.workers] == ["a", "b"]
+    assert [one.id for one in of_ann.workers] == ["a"]
     assert len(packets) == 2  # one for each worker
 
 
 async def test_a_silent_worker_is_named_and_the_others_are_shown(scene, monkeypatch):
     monkeypatch.setattr(worker_questions, "ANSWER_S", 0.0)
-    found = (await scene.ask(answering="a")).answer
+    found = await scene.ask(answering="a")
     assert [(one.queued, one.fault) for one in found.workers] == [(7, ""), (0, "it is silent")]
 
 
@@ -102,7 +101,7 @@ async def test_a_file_system_that_hangs_delays_no_answer_and_is_asked_once(scene
 
     monkeypatch.setattr(figures, "_disks", disks)
     try:
-        assert [(await scene.ask()).answer.disks for _ in range(2)] == [[], []]
+        assert [(await scene.ask()).disks for _ in range(2)] == [[], []]
         assert len(asked) == 1
     finally:
         hangs.set()
@@ -123,7 +122,7 @@ async def test_accelerators_are_measured_by_a_child_of_the_probe(tmp_path):
     """Without a GPU the vendor's library is missing: the child says so, and the node has no figures of devices."""
     scene = Scene(tmp_path, [ResourceReport("NV_GPU", []), ResourceReport("Franka", [])])
     try:
-        assert (await scene.ask()).answer.devices == []
+        assert (await scene.ask()).devices == []
         reading = scene.figures._reading
         assert reading is not None
         await reading

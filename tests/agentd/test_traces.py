@@ -18,7 +18,7 @@ from agentd.users import User, as_user
 from agentd.worker_questions import QuestionsOfKind
 from rlinf_actors.tracing.clocks import Sample
 from rlinf_actors.wire import control_codec
-from rlinf_actors.wire.agent_messages import SwitchTraces, TraceSent
+from rlinf_actors.wire.agent_messages import TraceSent
 from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded
 from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, SwitchedWorkers, TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import WorkerSpec
@@ -55,8 +55,7 @@ class Scene:
         return worker
 
     def switch(self, events: int, namespace: str = "job") -> None:
-        order = SwitchTraces("q", TraceSwitch(namespace, events))
-        self.files.switch(order, lambda sent: self.answers.append(sent.answer))
+        self.files.switch(TraceSwitch(namespace, events), self.answers.append)
 
     def answer(self, fault: str = "") -> list[RecordTrace]:
         asked = list(self.template.sent)

@@ -10,7 +10,6 @@ import pytest
 from agentd import worker_questions
 from agentd.health import NO_ANSWER, NO_TEMPLATE, HealthTable
 from agentd.worker_questions import WorkerQuestions
-from rlinf_actors.wire.agent_messages import SendStacks
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
 from rlinf_actors.wire.template_protocol import ShowStacks, StacksShown
 
@@ -37,7 +36,7 @@ class Scene:
         return SimpleNamespace(spec=SimpleNamespace(namespace=namespace), up=up, template=self.template)
 
     def ask(self, ids: str) -> None:
-        self.questions.ask_stacks(SendStacks("q", StackQuestion("job", list(ids))), self.answers.put_nowait)
+        self.questions.ask_stacks(StackQuestion("job", list(ids)), self.answers.put_nowait)
 
     def shown(self, id: str, template: Template | None = None) -> None:
         request = self.template.sent[-1].request
@@ -58,7 +57,7 @@ async def test_the_answer_has_each_worker_in_the_order_of_the_question(scene):
     assert scene.answers.empty()
     scene.shown("b")
     answer = scene.answers.get_nowait()
-    assert (answer.id, [(one.id, one.method) for one in answer.answer]) == ("q", [("b", "in_b"), ("a", "in_a")])
+    assert [(one.id, one.method) for one in answer.workers] == [("b", "in_b"), ("a", "in_a")]
     scene.shown("a")  # once more
     assert scene.answers.empty()
 
@@ -66,7 +65,7 @@ async def test_the_answer_has_each_worker_in_the_order_of_the_question(scene):
 async def test_workers_of_other_jobs_and_ended_or_starting_ones_are_not_asked(scene):
     scene.ask("cdx")
     assert scene.template.sent == []
-    faults = {one.id: one.fault for one in scene.answers.get_nowait().answer}
+    faults = {one.id: one.fault for one in scene.answers.get_nowait().workers}
     assert (faults["c"], faults["x"]) == ("it has ended", "it has ended")
     assert faults["d"].startswith("it is starting")
 
@@ -81,7 +80,7 @@ async def test_worker_that_ends_while_it_is_asked_is_said_to_have_ended(scene):
     scene.ask("ab")
     scene.shown("b")
     scene.questions.worker_ended("a")
-    assert [one.fault for one in scene.answers.get_nowait().answer] == ["it has ended", ""]
+    assert [one.fault for one in scene.answers.get_nowait().workers] == ["it has ended", ""]
 
 
 async def test_silent_workers_are_named_with_the_reason(scene, monkeypatch):
@@ -91,4 +90,4 @@ async def test_silent_workers_are_named_with_the_reason(scene, monkeypatch):
     scene.health.changes(100.0)  # its template is silent
     scene.ask("ab")
     answer = await scene.answers.get()
-    assert [one.fault for one in answer.answer] == [NO_ANSWER, NO_TEMPLATE]
+    assert [one.fault for one in answer.workers] == [NO_ANSWER, NO_TEMPLATE]

@@ -17,6 +17,7 @@ import pace
 import pytest
 from msgspec import inspect
 
+from rlinf_actors.head.operations import KINDS
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -26,6 +27,7 @@ from rlinf_actors.security.members import Member
 from rlinf_actors.wire import client_messages as messages
 from rlinf_actors.wire import key_messages
 from rlinf_actors.wire.control_codec import Envelope, Request
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered, said
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +37,6 @@ CLEAR = "\x1b[2J\x1b]0;title\x07\x9b2J\u202e\x1b[31m"
 ANSWERS: dict[type, type] = {
     messages.GetStatus: messages.Status,
     messages.GetEvents: messages.Events,
-    messages.ReadFigures: messages.FiguresRead,
     messages.GetKeys: messages.Keys,
     messages.AddKey: messages.Keys,
     messages.RevokeKey: messages.Keys,
@@ -45,6 +46,7 @@ ANSWERS: dict[type, type] = {
     messages.StopCluster: messages.Done,
     key_messages.RotateKey: key_messages.Enrolled,
     key_messages.Enroll: key_messages.Enrolled,
+    **{question: kind.answer for question, kind in KINDS.items()},
 }
 NAME = f"n{CLEAR}"
 VERBS = [
@@ -115,10 +117,12 @@ def hostile(info: Any, pick: int) -> Any:
 
 
 def answer_to(body: object, pick: int) -> Any:
-    made = hostile(inspect.type_info(ANSWERS[type(body)]), pick)
+    made = hostile(inspect.type_info(ANSWERS[type(said(body))]), pick)
     if isinstance(made, messages.Status):
         ranked = [msgspec.structs.replace(node, rank=0, state="ready") for node in made.nodes]
         return msgspec.structs.replace(made, nodes=ranked)
+    if isinstance(body, AskNode):
+        return NodeAnswered(made)
     return msgspec.structs.replace(made, more=False) if isinstance(made, messages.Events) else made
 
 
@@ -158,7 +162,7 @@ def hostile_head(endpoint: str, security: Security) -> Iterator[str]:
         nonlocal count
         if isinstance(envelope, Request):
             count += 1
-            if type(envelope.body) not in ANSWERS or count % 3 == 0:
+            if type(said(envelope.body)) not in ANSWERS or count % 3 == 0:
                 server.fail(peer, envelope.id, "config", f"refused {CLEAR}", path=CLEAR)
             else:
                 server.reply(peer, envelope.id, answer_to(envelope.body, -(count % 2)))

@@ -12,7 +12,6 @@ from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import FlushLogs, Goodbye, LogCredit, LogLines, StopWorkers, Welcome
 from rlinf_actors.wire.check_values import CheckQuestion, PathTest
 from rlinf_actors.wire.client_messages import (
-    CheckNode,
     Detach,
     Drained,
     DrainNode,
@@ -25,18 +24,15 @@ from rlinf_actors.wire.client_messages import (
     GetNodes,
     GetStatus,
     Launch,
-    ReadFigures,
-    ReadLogs,
-    ReadStacks,
     ReadTrace,
     Status,
     StopCluster,
-    SwitchTrace,
 )
-from rlinf_actors.wire.debug_messages import AttachDebugger, DebugQuestion
+from rlinf_actors.wire.debug_values import DebugQuestion
 from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.key_messages import AddKey, Enroll, GetKeys, Keys, RevokeKey, RotateKey
 from rlinf_actors.wire.log_values import LogQuestion
+from rlinf_actors.wire.node_questions import AskNode
 from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import HardwareQuestion
@@ -56,12 +52,12 @@ REQUESTS = {
     "EStop": EStop("me"),
     "EnumerateHardware": EnumerateHardware("n1", QUESTION),
     "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
-    "ReadStacks": ReadStacks("n1", StackQuestion("ann", [])),
-    "AttachDebugger": AttachDebugger("n1", DebugQuestion("ann", "g-1", "s", "me")),
-    "ReadLogs": ReadLogs("n1", LogQuestion("ann")),
-    "ReadFigures": ReadFigures("n1", FigureQuestion("ann")),
-    "CheckNode": CheckNode("n1", CheckQuestion(facts=True)),
-    "SwitchTrace": SwitchTrace("n1", TraceSwitch("ann", 1024)),
+    "ReadStacks": AskNode("n1", StackQuestion("ann", [])),
+    "AttachDebugger": AskNode("n1", DebugQuestion("ann", "g-1", "s", "me")),
+    "ReadLogs": AskNode("n1", LogQuestion("ann")),
+    "ReadFigures": AskNode("n1", FigureQuestion("ann")),
+    "CheckNode": AskNode("n1", CheckQuestion(facts=True)),
+    "SwitchTrace": AskNode("n1", TraceSwitch("ann", 1024)),
     "DrainNode": DrainNode("n1", "me"),
     "GetNodes": GetNodes(),
     "Launch": Launch("ann", "h", "m:C", specs("h", [0], "ann")),
@@ -204,7 +200,9 @@ def test_a_driver_reads_traces_and_debugs_in_its_own_jobs_only(kit, verb):
 
 
 def test_a_driver_does_not_read_the_figures_of_all_jobs(kit):
-    assert "may read figures of its own jobs only, and any job is not" in refused(kit.ask("ann", ReadFigures("n1")))
+    assert "may read figures of its own jobs only, and any job is not" in refused(
+        kit.ask("ann", AskNode("n1", FigureQuestion()))
+    )
 
 
 def test_a_viewer_sees_all_jobs_and_no_host_ids(kit):
@@ -215,12 +213,12 @@ def test_a_viewer_sees_all_jobs_and_no_host_ids(kit):
     assert not any(group.token for group in status.groups)
     assert {node.report.host for node in status.nodes} == {""}
     assert {event.namespace for event in kit.ask("eye", GetEvents()).events} >= {"ann", "bob"}
-    assert kit.ask("eye", ReadFigures("n1")) is None  # n1 is asked
+    assert kit.ask("eye", AskNode("n1", FigureQuestion())) is None  # n1 is asked
 
 
 def test_a_viewer_reads_facts_and_loads_no_network(kit):
     kit.give("eye", "v", role="viewer")
-    asked = CheckNode("n1", CheckQuestion(path=PathTest("listen", "10.0.0.1")))
+    asked = AskNode("n1", CheckQuestion(path=PathTest("listen", "10.0.0.1")))
     assert "the test of a path loads the network" in refused(kit.ask("eye", asked))
 
 
@@ -229,7 +227,7 @@ def test_the_log_of_an_agentd_is_for_the_administrator(kit, peer):
     """It names the jobs of all drivers."""
     kit.give("eye", "v", role="viewer")
     kit.keyed["root"] = key("H")
-    asked = CheckNode("n1", CheckQuestion(log=True))
+    asked = AskNode("n1", CheckQuestion(log=True))
     assert "may not read the logs of agentds" in refused(kit.ask(peer, asked))
     assert kit.ask("root", asked) is None
 

@@ -7,57 +7,34 @@ from head_kit import HeadKit, agent_hello
 from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
-from rlinf_actors.head.operations import SPARE_S, TRACE_S
+from rlinf_actors.head.operations import ANSWER_S, SPARE_S
 from rlinf_actors.wire.agent_messages import (
     Beat,
-    ChecksSent,
-    FiguresSent,
     Goodbye,
     HardwareFound,
-    LogsSent,
     LookForHardware,
-    SendChecks,
-    SendFigures,
-    SendLogs,
-    SendStacks,
     SendTrace,
-    StacksSent,
     StopLooking,
-    SwitchTraces,
     TraceSent,
-    TracesSwitched,
     WorkersHealth,
 )
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, NodeFacts, PathTest
 from rlinf_actors.wire.client_messages import (
-    CheckNode,
     DrainNode,
     Enumerated,
     EnumerateHardware,
-    FiguresRead,
     GetStatus,
-    LogsRead,
-    NodeChecked,
-    ReadFigures,
-    ReadLogs,
-    ReadStacks,
     ReadTrace,
-    StacksRead,
-    SwitchTrace,
     TraceRead,
-    TraceSwitched,
 )
-from rlinf_actors.wire.debug_messages import (
-    AttachDebugger,
+from rlinf_actors.wire.debug_values import (
     DebugAnswer,
-    DebuggerAttached,
-    DebuggerSent,
     DebugQuestion,
-    SendToDebugger,
 )
 from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures, WorkerFigures
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
-from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
+from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, AskNode, NodeAnswered
+from rlinf_actors.wire.stack_values import StackAnswer, StackQuestion, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece, WorkerHealth
 
@@ -219,43 +196,43 @@ def test_driver_learns_that_the_node_of_a_trace_was_lost(kit):
 # --- stacks ---
 
 STACKS = StackQuestion("ns", ["w-0", "w-1"])
-SHOWN = [WorkerStacks("w-0", "step", 3.0), WorkerStacks("w-1", fault="it has ended")]
+SHOWN = StackAnswer([WorkerStacks("w-0", "step", 3.0), WorkerStacks("w-1", fault="it has ended")])
 
 
 def test_stacks_reach_the_client_once(kit):
-    assert kit.ask("d1", ReadStacks("n1", STACKS)) is None
-    (order,) = kit.sent(SendStacks, "a:n1")
+    assert kit.ask("d1", AskNode("n1", STACKS)) is None
+    (order,) = kit.sent(AskAgent, "a:n1")
     assert order.question == STACKS
     kit.tell("a:n1", TraceSent(order.id, PART))  # no answer to this order
-    kit.tell("a:n0", StacksSent(order.id, SHOWN))  # another node's
+    kit.tell("a:n0", AgentAnswered(order.id, SHOWN))  # another node's
     assert kit.answers() == []
-    kit.tell("a:n1", StacksSent(order.id, SHOWN))
-    assert kit.answers() == [("d1", StacksRead(SHOWN))]
-    kit.tell("a:n1", StacksSent(order.id, SHOWN))
+    kit.tell("a:n1", AgentAnswered(order.id, SHOWN))
+    assert kit.answers() == [("d1", NodeAnswered(SHOWN))]
+    kit.tell("a:n1", AgentAnswered(order.id, SHOWN))
     assert kit.answers() == []
 
 
 def test_switched_traces_are_confirmed_to_the_client(kit):
-    assert kit.ask("d1", SwitchTrace("n1", TraceSwitch("ns", 1024))) is None
-    (order,) = kit.sent(SwitchTraces, "a:n1")
-    assert order.switch == TraceSwitch("ns", 1024)
-    kit.tell("a:n0", TracesSwitched(order.id, SwitchedWorkers(9)))  # another node's
-    kit.tell("a:n1", TracesSwitched(order.id, SwitchedWorkers(2)))
-    assert kit.answers() == [("d1", TraceSwitched(SwitchedWorkers(2)))]
+    assert kit.ask("d1", AskNode("n1", TraceSwitch("ns", 1024))) is None
+    (order,) = kit.sent(AskAgent, "a:n1")
+    assert order.question == TraceSwitch("ns", 1024)
+    kit.tell("a:n0", AgentAnswered(order.id, SwitchedWorkers(9)))  # another node's
+    kit.tell("a:n1", AgentAnswered(order.id, SwitchedWorkers(2)))
+    assert kit.answers() == [("d1", NodeAnswered(SwitchedWorkers(2)))]
 
 
 def test_a_part_of_a_log_file_reaches_the_client_also_after_a_long_wait(kit):
-    assert kit.ask("d1", ReadLogs("n1", LogQuestion("ns", "g-0.out", wait_s=20.0))) is None
-    (order,) = kit.sent(SendLogs, "a:n1")
-    kit.wait(TRACE_S + 5.0)
+    assert kit.ask("d1", AskNode("n1", LogQuestion("ns", "g-0.out", wait_s=20.0))) is None
+    (order,) = kit.sent(AskAgent, "a:n1")
+    kit.wait(ANSWER_S + 5.0)
     assert kit.refusals() == []
-    kit.tell("a:n1", LogsSent(order.id, LogSlice(data=b"x")))
-    assert kit.answers() == [("d1", LogsRead(LogSlice(data=b"x")))]
+    kit.tell("a:n1", AgentAnswered(order.id, LogSlice(data=b"x")))
+    assert kit.answers() == [("d1", NodeAnswered(LogSlice(data=b"x")))]
 
 
 def test_node_that_sends_no_stacks_in_time_is_named(kit):
-    assert kit.ask("d1", ReadStacks("n1", STACKS)) is None
-    kit.wait(TRACE_S + 1.0)
+    assert kit.ask("d1", AskNode("n1", STACKS)) is None
+    kit.wait(ANSWER_S + 1.0)
     (refusal,) = kit.refusals()
     assert (refusal.peer, refusal.kind) == (b"d1", "timeout")
     assert "stacks" in refusal.text
@@ -263,50 +240,50 @@ def test_node_that_sends_no_stacks_in_time_is_named(kit):
 
 def test_figures_reach_the_client_once(kit):
     found = NodeFigures([WorkerFigures("w-0", queued=2)], cpus=8)
-    assert kit.ask("d1", ReadFigures("n1", FigureQuestion("ns"))) is None
-    (order,) = kit.sent(SendFigures, "a:n1")
-    kit.tell("a:n1", StacksSent(order.id, SHOWN))  # no answer to this order
+    assert kit.ask("d1", AskNode("n1", FigureQuestion("ns"))) is None
+    (order,) = kit.sent(AskAgent, "a:n1")
+    kit.tell("a:n1", AgentAnswered(order.id, SHOWN))  # no answer to this order
     assert kit.answers() == []
-    kit.tell("a:n1", FiguresSent(order.id, found))
-    assert kit.answers() == [("d1", FiguresRead(found))]
-    kit.tell("a:n1", FiguresSent(order.id, found))
+    kit.tell("a:n1", AgentAnswered(order.id, found))
+    assert kit.answers() == [("d1", NodeAnswered(found))]
+    kit.tell("a:n1", AgentAnswered(order.id, found))
     assert kit.answers() == []
 
 
 def test_facts_reach_the_client(kit):
-    assert kit.ask("d1", CheckNode("n1", CheckQuestion(facts=True))) is None
-    (order,) = kit.sent(SendChecks, "a:n1")
+    assert kit.ask("d1", AskNode("n1", CheckQuestion(facts=True))) is None
+    (order,) = kit.sent(AskAgent, "a:n1")
     found = CheckAnswer(1.5, NodeFacts("1.0"))
-    kit.tell("a:n1", ChecksSent(order.id, found))
-    assert kit.answers() == [("d1", NodeChecked(found))]
+    kit.tell("a:n1", AgentAnswered(order.id, found))
+    assert kit.answers() == [("d1", NodeAnswered(found))]
 
 
 def test_a_node_connects_to_addresses_of_nodes_only(kit):
     """Else a driver could have an agentd connect to any machine that it reaches."""
     kit.ask("a:n2", agent_hello("n2"))
     test = PathTest("measure", "10.9.9.9", far="n2", port=22)
-    refusal = kit.ask("d1", CheckNode("n1", CheckQuestion(path=test)))
+    refusal = kit.ask("d1", AskNode("n1", CheckQuestion(path=test)))
     assert isinstance(refusal, Refuse)
     assert "'10.9.9.9' is no address of node" in refusal.text
-    refusal = kit.ask("d1", CheckNode("n1", CheckQuestion(path=PathTest("measure", "10.9.9.9", far="n9"))))
+    refusal = kit.ask("d1", AskNode("n1", CheckQuestion(path=PathTest("measure", "10.9.9.9", far="n9"))))
     assert isinstance(refusal, Refuse)
     assert "not there" in refusal.text
     ip = kit.head.nodes.get("n2").report.ip
     good = CheckQuestion(path=PathTest("measure", ip, far="n2", port=22))
-    assert kit.ask("d1", CheckNode("n1", good)) is None
-    assert [order.question for order in kit.sent(SendChecks, "a:n1")] == [good]
+    assert kit.ask("d1", AskNode("n1", good)) is None
+    assert [order.question for order in kit.sent(AskAgent, "a:n1")] == [good]
 
 
 def test_what_a_debugger_says_reaches_the_client_also_after_a_long_wait(kit):
     said = DebugQuestion("ns", "w-0", "s", "kim@lab\x1b", 1, "p x\n", wait_s=20.0)
-    assert kit.ask("d1", AttachDebugger("n1", said)) is None
-    (order,) = kit.sent(SendToDebugger, "a:n1")
+    assert kit.ask("d1", AskNode("n1", said)) is None
+    (order,) = kit.sent(AskAgent, "a:n1")
     assert order.question == replace(said, by="kim@lab\\x1b"), "it is passed on, with a name that can be shown"
-    kit.wait(TRACE_S + 5.0)
-    kit.tell("a:n0", DebuggerSent(order.id, DebugAnswer("lie")))  # another node's
+    kit.wait(ANSWER_S + 5.0)
+    kit.tell("a:n0", AgentAnswered(order.id, DebugAnswer("lie")))  # another node's
     assert (kit.refusals(), kit.answers()) == ([], [])
-    kit.tell("a:n1", DebuggerSent(order.id, DebugAnswer("w-0", "waits")))
-    assert kit.answers() == [("d1", DebuggerAttached(DebugAnswer("w-0", "waits")))]
+    kit.tell("a:n1", AgentAnswered(order.id, DebugAnswer("w-0", "waits")))
+    assert kit.answers() == [("d1", NodeAnswered(DebugAnswer("w-0", "waits")))]
 
 
 def test_breakpoint_of_a_worker_is_in_the_status_until_it_is_left(kit):
@@ -321,14 +298,14 @@ def test_breakpoint_of_a_worker_is_in_the_status_until_it_is_left(kit):
 
 def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):
     kit.ask("a:n7", agent_hello("n7", protocol=6, newest=6))
-    refusal = kit.ask("d1", ReadStacks("n7", STACKS))
+    refusal = kit.ask("d1", AskNode("n7", STACKS))
     assert isinstance(refusal, Refuse)
-    assert "too old to send stacks: upgrade it" in refusal.text
-    assert kit.sent(SendStacks) == []
+    assert "too old to be asked for its stacks: upgrade it" in refusal.text
+    assert kit.sent(AskAgent) == []
 
 
 def test_a_node_that_is_being_drained_is_still_asked(kit):
     """Its workers go on, and may hang."""
     kit.ask("d1", DrainNode("n1", "me", "new disk"))
-    assert kit.ask("d1", ReadStacks("n1", STACKS)) is None
-    assert [order.question for order in kit.sent(SendStacks, "a:n1")] == [STACKS]
+    assert kit.ask("d1", AskNode("n1", STACKS)) is None
+    assert [order.question for order in kit.sent(AskAgent, "a:n1")] == [STACKS]

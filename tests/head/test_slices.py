@@ -5,9 +5,10 @@ Costs are numbers of calls of functions, those of C too. They do not depend on t
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from head_kit import HeadKit, agent_hello, running, specs
@@ -25,7 +26,7 @@ from rlinf_actors.head.commands import (
     RequestReceived,
     SliceDue,
 )
-from rlinf_actors.security.members import VERBS, Member
+from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import (
     Beat,
     Goodbye,
@@ -47,6 +48,7 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.control_codec import Body, Envelope, Request
+from rlinf_actors.wire.node_questions import NodeQuestion, QuestionMessage
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, GroupHandle, WorkerHealth, WorkerSpec
 
@@ -212,18 +214,22 @@ def test_no_turn_grows_with_the_groups_of_an_owner():
     assert {group.stopping for group in kit.head.groups.all()} == {True}
 
 
-def filled(info: inspect.Type, count: int, depth: int = 0) -> Any:
-    """Return a plain value of the type; each list or map in a message has *count* elements, those below it one."""
+def filled(info: inspect.Type, count: int, depth: int = 0, choice: int = -1) -> Any:
+    """Return a plain value of the type; each list or map in a message has *count* elements, those below it one.
+
+    *choice* chooses the type in unions that are not in a list or map.
+    """
     if isinstance(info, inspect.Metadata):
-        return filled(info.type, count, depth)
+        return filled(info.type, count, depth, choice)
     if isinstance(info, inspect.UnionType):
         long = [one for one in info.types if not isinstance(one, inspect.NoneType)]
-        return filled(long[-1], count, depth)
+        return filled(long[choice % len(long)], count, depth, choice)
     if isinstance(info, (inspect.StructType, inspect.DataclassType)):
-        fields = {one.encode_name: filled(one.type, count, depth) for one in info.fields}
+        fields = {one.encode_name: filled(one.type, count, depth, choice) for one in info.fields}
         if isinstance(info, inspect.DataclassType):
             return {}
-        return list(fields.values()) if info.array_like else fields
+        tag = {info.tag_field: info.tag} if info.tag_field else {}
+        return list(fields.values()) if info.array_like else {**fields, **tag}
     most = min(getattr(info, "max_length", None) or 1, count)
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
         one = filled(info.item_type, 1, depth + 1)
@@ -253,15 +259,16 @@ def busy() -> Turns:
     return cluster(100, 1000)
 
 
-@pytest.mark.parametrize("verb", sorted(set(VERBS) & set(BODIES)))
+@pytest.mark.parametrize("verb", sorted(BODIES))
 def test_no_legal_message_makes_a_long_turn(busy, verb):
     """Each message that a member may send, with its lists as long as they may be, from a driver and from an agentd."""
     kit = busy
-    for peer in ("d1", "a:n7", "stranger"):
-        plain = filled(inspect.type_info(BODIES[verb]), LONG)
+    kinds = get_args(NodeQuestion) if BODIES[verb] in get_args(QuestionMessage) else [None]
+    for peer, choice in itertools.product(("d1", "a:n7", "stranger"), range(len(kinds))):
+        plain = filled(inspect.type_info(BODIES[verb]), LONG, choice=choice)
         if verb == "AgentHello":
             plain["node"]["resources"] = []
-        body = convert({**plain, "type": verb}, BODIES[verb])
+        body = convert(plain, BODIES[verb])
         for event in (kit.asking(peer, body), kit.telling(peer, body)):
             kit.begin(event)
             kit.rest()

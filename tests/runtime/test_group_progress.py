@@ -10,9 +10,10 @@ from rlinf_actors.runtime import group_progress
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.group_progress import GroupProgress
 from rlinf_actors.runtime.progress import Facts
-from rlinf_actors.wire.client_messages import ReadStacks, StacksRead, Status
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered
 from rlinf_actors.wire.protocol import PROTOCOL
-from rlinf_actors.wire.stack_values import Stack, StackFrame, WorkerStacks
+from rlinf_actors.wire.stack_values import Stack, StackAnswer, StackFrame, WorkerStacks
 from rlinf_actors.wire.values import NodeReport, NodeState, WorkerState
 
 IMPORTS = [StackFrame("/lib/site-packages/torch/__init__.py", 1, "<module>")]
@@ -42,8 +43,10 @@ async def shown(monkeypatch):
     async def status(namespace: str) -> Status:
         return Status("e", "1", 1.0, nodes, [], [])
 
-    async def ask(question: ReadStacks, kind: type, timeout_s: float) -> StacksRead:
-        return StacksRead([WorkerStacks(id, stacks=[Stack("main", IMPORTS)]) for id in question.question.ids])
+    async def ask(asked: AskNode, kind: type, timeout_s: float) -> NodeAnswered:
+        return NodeAnswered(
+            StackAnswer([WorkerStacks(id, stacks=[Stack("main", IMPORTS)]) for id in asked.question.ids])
+        )
 
     progress = GroupProgress(types.SimpleNamespace(status=status, ask=ask, protocol=PROTOCOL), enabled=True)
     yield progress

@@ -14,8 +14,9 @@ from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.sampling.sampler import Sampler
-from rlinf_actors.wire.client_messages import FiguresRead, GetStatus, ReadFigures
+from rlinf_actors.wire.client_messages import GetStatus
 from rlinf_actors.wire.control_codec import Body, Envelope, Request
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered
 
 Answer = Callable[[Body], "Body | str"]
 """Returns the answer to a request, or the text of a refusal."""
@@ -51,11 +52,11 @@ async def test_a_driver_asks_for_its_jobs_and_sees_their_workers(tmp_path):
     def answer(body: Body) -> Body | str:
         if isinstance(body, GetStatus):
             return board_kit.status(hostile="x")
-        assert isinstance(body, ReadFigures)
+        assert isinstance(body, AskNode)
         asked.append(body.question.namespace)
         if body.question.namespace is None:
             return "driver 'kim' may read figures of its own jobs only"
-        return FiguresRead(board_kit.figures(1.0, 1, "x")[body.node_id])
+        return NodeAnswered(board_kit.figures(1.0, 1, "x")[body.node_id])
 
     with sampler_of(tmp_path, answer) as sampler:
         for number in range(2):

@@ -31,12 +31,12 @@ from rlinf_actors.wire.client_messages import (
     FindGroup,
     GetEvents,
     GetKeys,
-    ReadStacks,
     ReadTrace,
     RevokeKey,
     StopCluster,
     StopGroup,
 )
+from rlinf_actors.wire.node_questions import AskNode
 from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.trace_values import TraceQuestion
 
@@ -265,7 +265,7 @@ def test_another_driver_and_roots_of_nodes_reach_no_job_of_others(node, drivers)
     job, spy = "job-of-lab-a", drivers["lab-a"].ask("pid")
     (node.place / "n8").mkdir(mode=0o700)
     node.run("keys", "enroll", "n8", "--file", str(node.place / "n8" / "agent.key"), at="head")
-    stacks = ReadStacks("n8", StackQuestion(job, []))
+    stacks = AskNode("n8", StackQuestion(job, []))
     ends = (EndGroup(job, "spy", 0.0, "mallory"), ReadTrace("n8", TraceQuestion(job)), stacks)
     asked = asyncio.run(
         answers(node, node.place / "driver-b" / "driver.key", *ends, GetKeys(), RevokeKey("n8", "mallory"))

@@ -8,12 +8,16 @@ import pytest
 
 from rlinf_actors.security.members import LOCAL, VERBS, Member, Role, may
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.node_questions import AskNode, NodeQuestion
+from tests.message_bounds import tagged
 
 ROLES = [role for role in typing.get_args(Role) if role != "local"]
 
 
-def test_table_has_exactly_one_entry_for_each_control_message():
-    assert set(VERBS) == {message.__name__ for message in typing.get_args(Body)}
+def test_table_has_exactly_one_entry_for_each_control_message_and_question():
+    """An AskNode has the verb of its question."""
+    messages = [message.__name__ for message in typing.get_args(Body) if message is not AskNode]
+    assert sorted(VERBS) == sorted(messages + [tagged(question) for question in typing.get_args(NodeQuestion)])
 
 
 def test_entries_name_roles_that_have_keys():

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire import agent_messages, client_messages, launch_messages, values
+from rlinf_actors.wire import agent_messages, client_messages, launch_messages, node_questions, values
 from rlinf_actors.wire.control_codec import BoundError, Notice, Request, decode, encode
+from rlinf_actors.wire.figure_values import NodeFigures, WorkerFigures
 from rlinf_actors.wire.protocol import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 from rlinf_actors.wire.stepwise import WHOLE, decode_in_steps
 
@@ -30,6 +31,7 @@ LONG = {
     ),
     "handles": client_messages.Handles([values.GroupHandle("ns", "g", [STATE] * 2000)]),
     "lines": agent_messages.LogLines("ns", "n", [("g:0", "out", "text")] * 10_000),
+    "answer": node_questions.AgentAnswered("i", NodeFigures([WorkerFigures("w", method="step")] * 10_000)),
     "ids": client_messages.StopGroup("ns", "g", 1.0, [f"worker-{n}" for n in range(10_000)]),
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.wire.debug_messages import (
+from rlinf_actors.wire.debug_values import (
     FREE,
     MAX_DEBUG_WAIT_S,
     MAX_OUTPUT,

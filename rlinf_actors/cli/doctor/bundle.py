@@ -19,7 +19,7 @@ from typing import Any
 from rlinf_actors.cli.doctor.cluster import ANSWER_S, ClusterFacts
 from rlinf_actors.cli.doctor.redaction import Redactor
 from rlinf_actors.cli.job_command import jobs_of
-from rlinf_actors.cli.queries import expected, observing
+from rlinf_actors.cli.queries import observing
 from rlinf_actors.cli.views import group_dict, node_dict, summary, worker_dict
 from rlinf_actors.config_files import read_text
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
@@ -29,9 +29,11 @@ from rlinf_actors.security import keyfile
 from rlinf_actors.settings import Settings
 from rlinf_actors.toml_text import parse_toml
 from rlinf_actors.version import VERSION
-from rlinf_actors.wire.check_values import CheckQuestion
-from rlinf_actors.wire.client_messages import CheckNode, Events, GetEvents, NodeChecked, Status
+from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion
+from rlinf_actors.wire.client_messages import Events, GetEvents, Status
 from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.protocol import expected
 from rlinf_actors.wire.values import ClusterEvent
 
 EVENTS = 2000
@@ -204,8 +206,8 @@ async def _add_cluster(archive: _Archive, settings: Settings, endpoint: str, clu
         for id in cluster.facts:
             name = "".join(char if char.isalnum() or char in "-_." else "_" for char in cluster.name(id))
             try:
-                answer = expected(await client.request(CheckNode(id, CheckQuestion(log=True)), ANSWER_S), NodeChecked)
-                archive.add_lines(f"logs/agentd-{name}.txt", answer.answer.log)
+                reply = await client.request(AskNode(id, CheckQuestion(log=True)), ANSWER_S)
+                archive.add_lines(f"logs/agentd-{name}.txt", answer_of(reply, CheckAnswer).log)
             except RlinfActorsError as error:
                 archive.fail(f"logs/agentd-{name}.txt", error)
 

@@ -13,15 +13,16 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_actors.cli.queries import expected, observing
+from rlinf_actors.cli.queries import observing
 from rlinf_actors.errors import AuthenticationError, RlinfActorsError
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.runtime.progress import Facts, named, seen
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, Interface, NodeFacts, PathAnswer, PathTest
-from rlinf_actors.wire.client_messages import CheckNode, NodeChecked, Status
+from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.key_messages import GetKeys, Keys
-from rlinf_actors.wire.protocol import CHECKS
+from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.protocol import QUESTIONS, expected
 from rlinf_actors.wire.values import NodeState
 
 ANSWER_S = 25.0
@@ -160,7 +161,7 @@ class Asking:
 
         async def ask(node: NodeState) -> None:
             id = node.report.node_id
-            if node.protocol and node.protocol < CHECKS:
+            if node.protocol and node.protocol < QUESTIONS:
                 self.faults[id] = "its agentd is of an earlier version and sends no facts: upgrade it"
                 return
             async with at_once:
@@ -173,7 +174,7 @@ class Asking:
         await asyncio.gather(*map(ask, self._asked))
 
     async def _check(self, id: str, question: CheckQuestion) -> CheckAnswer:
-        return expected(await self._client.request(CheckNode(id, question), ANSWER_S), NodeChecked).answer
+        return answer_of(await self._client.request(AskNode(id, question), ANSWER_S), CheckAnswer)
 
     async def _clock(self, id: str) -> ClockOffset:
         found = []

@@ -1,8 +1,8 @@
-"""Messages by which a person talks to the debugger of a worker that waits in a breakpoint. Pure.
+"""Values by which a person talks to the debugger of a worker that waits in a breakpoint. Pure.
 
-A command asks the head (AttachDebugger), the head the node's agentd (SendToDebugger), agentd the worker by its
-template (ToDebugger). The answer comes back by the same way. Input and output are the user's texts: they are passed on,
-and never interpreted. A question waits in the worker until there is something to say.
+A question goes from a command to the node (wire.node_questions), and from agentd to the worker by its template
+(ToDebugger). Input and output are the user's texts: they are passed on, and never interpreted. A question waits in the
+worker until there is something to say.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FREE, WAITS, OVER, REPLACED = "free", "waits", "over", "replaced"
 """States: no thread waits in a breakpoint; this one waits or steps on; it is left; another attachment has come."""
 
 
-class DebugQuestion(Value, frozen=True):
+class DebugQuestion(Value, frozen=True, tag="AttachDebugger"):
     """What an attachment, one run of `rlinf-actors attach`, says to the debugger of a worker.
 
     Attributes:
@@ -50,7 +50,7 @@ class DebugQuestion(Value, frozen=True):
     wait_s: Number = 0.0
 
 
-class DebugAnswer(Value, frozen=True):
+class DebugAnswer(Value, frozen=True, tag=True):
     """What a worker's debugger answers to an attachment.
 
     Attributes:
@@ -82,36 +82,6 @@ class DebugAnswer(Value, frozen=True):
     fault: Text = ""
 
 
-class AttachDebugger(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id` pass `question` on to the debugger of a worker. Since protocol 7.
-
-    Answered by DebuggerAttached, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer.
-    """
-
-    node_id: Name
-    question: DebugQuestion
-
-
-class DebuggerAttached(ControlMessage, frozen=True):
-    """Reply to AttachDebugger: what the debugger answers."""
-
-    answer: DebugAnswer
-
-
-class SendToDebugger(ControlMessage, frozen=True):
-    """Notice to an agentd: pass `question` on to a worker, and send DebuggerSent with the same id. Since protocol 7."""
-
-    id: Name
-    question: DebugQuestion
-
-
-class DebuggerSent(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the SendToDebugger with this id. The head ignores an unknown id."""
-
-    id: Name
-    answer: DebugAnswer
-
-
 class ToDebugger(ControlMessage, frozen=True):
     """Packet of agentd, passed on by the template: the worker's I/O thread answers with FromDebugger, perhaps later."""
 
@@ -126,7 +96,3 @@ class FromDebugger(ControlMessage, frozen=True):
     id: Name
     request: int
     answer: DebugAnswer
-
-
-DebugMessage = AttachDebugger | DebuggerAttached | SendToDebugger | DebuggerSent
-"""Every control message of this file."""
