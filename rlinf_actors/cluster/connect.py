@@ -460,6 +460,7 @@ async def learn_nodes(
     elif config is None:
         infos = node_infos(states)
     else:
-        infos = await ask_nodes(config, states, lambda query: runtime.ask(query, Enumerated, ANSWER_S), runtime.host)
+        asked = ask_nodes(config, states, lambda query: runtime.ask(query, Enumerated, ANSWER_S), runtime.host)
+        infos = await runtime.progress.during(asked, f"asking {len(states)} nodes for their hardware", always=True)
         pieces = pieces_of(config, infos)
     return states, pieces, build_node_groups(config, infos)

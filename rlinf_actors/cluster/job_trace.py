@@ -22,6 +22,7 @@ from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, TraceFile, Tr
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say
+from rlinf_actors.runtime.progress import Facts, showing
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.tracing import recorder, ring
 from rlinf_actors.tracing.clocks import offset_at
@@ -126,7 +127,12 @@ class JobTrace:
         """
         async with self._writing:
             report, timeline = TraceReport(), Timeline()
-            with contextlib.ExitStack() as stack:
+
+            async def look(_missing: bool) -> Facts:
+                return Facts(f"reading the trace of this job: {report.processes} processes so far")
+
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(showing(look))
                 file = stack.enter_context(TraceFile(path))
                 now = time.monotonic_ns()
                 own = await aside(lambda: ring.read(bytes(self._recorder.memory)))

@@ -30,6 +30,7 @@ from rlinf_actors.kept_logs import keep
 from rlinf_actors.net.head_records import clear_stale
 from rlinf_actors.net.host import pid_start
 from rlinf_actors.net.loop import Tasks
+from rlinf_actors.runtime.progress import Facts, showing
 from rlinf_actors.settings import CLUSTER_MARK, Settings
 from rlinf_actors.wire.protocol import make_decoders
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
@@ -130,7 +131,8 @@ class EmbeddedDaemon:
             os.close(tell)
             tell = -1
             make_decoders()  # here, because agentd needs longer to start
-            line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
+            async with showing(self._start_facts):
+                line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
         except asyncio.TimeoutError:
             await self.stop()
             raise ClusterTimeoutError(
@@ -167,6 +169,21 @@ class EmbeddedDaemon:
         Returns:
             The directory in which the logs are kept, "" if they were removed.
         """
+        async with showing(self._end_facts):
+            return await self._stop(ask, timeout, failed)
+
+    async def _start_facts(self, _missing: bool) -> Facts:
+        last = self._log_lines(1)
+        return Facts(
+            "starting the private cluster", f"its log says last: {last[0]}" if last else "it has logged nothing"
+        )
+
+    async def _end_facts(self, _missing: bool) -> Facts:
+        return Facts("waiting for the end of the private cluster")
+
+    async def _stop(
+        self, ask: Callable[[], Awaitable[object]] | None, timeout: float, failed: Callable[[], object]
+    ) -> str:
         self._stopping = True
         process = self._process
         if process is not None and self._pidfd < 0:  # the system had no descriptor to watch it by
@@ -226,11 +243,14 @@ class EmbeddedDaemon:
         await asyncio.sleep(ROBOT_END_S)  # the time in which robot workers make their robots safe
         end_all(self.run_dir)  # blocks the loop: at the interpreter's exit there may be no thread pool
 
-    def _log_tail(self) -> str:
+    def _log_lines(self, number: int) -> list[str]:
         try:
-            lines = Path(self.run_dir, "agentd.log").read_text(errors="replace").splitlines()[-20:]
+            return Path(self.run_dir, "agentd.log").read_text(errors="replace").splitlines()[-number:]
         except OSError:
-            return ""
+            return []
+
+    def _log_tail(self) -> str:
+        lines = self._log_lines(20)
         return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
 

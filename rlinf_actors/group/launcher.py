@@ -30,6 +30,7 @@ from rlinf_actors.model.names import name_of_class, wrong_name
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.construction import Construction
+from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import Settings, catching, for_workers
 from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import payload
@@ -185,7 +186,8 @@ def launch(
     future = runtime.io.submit(provision.launch(cluster, message, group, environs))
     if not _in_event_loop():
         try:
-            future.result()  # one round trip; with a loop running, `await group` and every call raise instead
+            # one round trip, unless code is sent; with a loop running, `await group` and every call raise instead
+            AsyncWork.of_future(future, f"launch() of group {name!r}").wait()
         except BaseException:
             future.cancel()  # Ctrl-C while the launch waits for hardware withdraws it
             group.error_was_raised()
@@ -318,7 +320,7 @@ def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:
         if group.found or group.owned or _in_event_loop():
             return group
         with contextlib.suppress(GroupNotFoundError):
-            runtime.io.submit(runtime.groups.reach(group)).result()
+            AsyncWork.of(runtime.io, runtime.groups.reach(group), f"the search for group {group.name!r}").wait()
     return None
 
 

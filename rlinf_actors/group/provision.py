@@ -32,6 +32,7 @@ from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.method import CallOptions, RemoteMethod
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.placement.node_groups import find_group
+from rlinf_actors.runtime.progress import Facts, named
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.values import WorkerSpec
 
@@ -52,7 +53,6 @@ WINDOW = 4
 """Most calls with slices that are on their way to one node."""
 CALL_S = 120.0
 """Seconds that a node may take to write one slice, or to complete a tree."""
-PROGRESS_S = 5.0
 TRIES = 5
 """How often the code is scanned again because a file changed while it was sent."""
 _METHODS = ("begin", "offer", "put", "finish", "abandon", "build")
@@ -78,6 +78,17 @@ class Delivery(msgspec.Struct):
     files: int = 0
     bytes: int = 0
     listings: int = 0
+
+
+class _Transfer(msgspec.Struct):
+    """How far the code of a launch is on its way to one node."""
+
+    step: str = "starts the process that takes the code"  # "" while contents are sent
+    sent: int = 0  # bytes
+    total: int = 0
+
+    def text(self) -> str:
+        return self.step or f"has {_of(self.sent, self.total)}"
 
 
 async def launch(cluster: Cluster, message: Launch, group: RemoteGroup, environs: Mapping[int, Environs]) -> None:
@@ -126,6 +137,8 @@ class Provisioner:
         self._hosts: dict[tuple[int, str | None], asyncio.Task[GroupControl]] = {}
         self._turns: dict[int, asyncio.Lock] = {}
         self._sent: dict[int, CodeSnapshot] = {}  # by node rank: what its host has for certain
+        self._transfers: dict[int, _Transfer] = {}
+        self._building: list[str] = []  # environments
 
     async def prepare(self, message: Launch, environs: Mapping[int, Environs]) -> Launch:
         """Return *message* with specs of workers that run the driver's code of now, in their environments.
@@ -140,7 +153,8 @@ class Provisioner:
         wanted = {(spec.node_rank, spec.interpreter, environs[spec.rank]) for spec in message.workers
                   if spec.rank in environs}  # fmt: skip
         building = {key: self._build(*key) for key in wanted}
-        code, interpreters = await _both(self._deliver_all(nodes), _all(building))
+        both = _both(self._deliver_all(nodes), _all(building))
+        code, interpreters = await self._cluster.runtime.progress.during(both, self._facts)
         specs = []
         for spec in message.workers:
             if spec.rank in environs:
@@ -148,6 +162,19 @@ class Provisioner:
                 spec = replace(spec, interpreter=interpreter)
             specs.append(spec if code is None else placed(spec, code[0], code[1][spec.node_rank].path))
         return replace(message, workers=specs)
+
+    def _facts(self) -> Facts:
+        """Return how far the preparation of the nodes is."""
+        transfers = list(self._transfers.values())
+        parts = list(self._building)
+        if self.source is not None and self._scanning.locked():
+            parts.insert(0, f"reading the code in {self.source.root}")
+        if transfers:
+            sent, total = sum(one.sent for one in transfers), sum(one.total for one in transfers)
+            where = named("", list(map(self._node, self._transfers)))
+            parts.insert(0, f"sending code to {where}{f': {_of(sent, total)}' if total else ''}")
+        late = [f"{self._node(node)} {one.text()}" for node, one in self._transfers.items()]
+        return Facts(named("", parts) or "preparing nodes", named("", late))
 
     # --- hosts ---
 
@@ -190,13 +217,18 @@ class Provisioner:
     # --- environments ---
 
     async def _build(self, node: int, interpreter: str | None, environs: Environs) -> str:
+        lines = ", ".join(environs.requirements.lines[:5])
+        shown = f"building the environment with {lines} on {self._node(node)}"
+        self._building.append(shown)
         try:
             host = await self._host(node, interpreter)
             started = time.monotonic()
             path, built = await self._call(host, "build", environs.requirements, dict(environs.variables))
         except RlinfActorsError as error:
-            text = f"the environment with {', '.join(environs.requirements.lines[:5])} cannot be built"
+            text = f"the environment with {lines} cannot be built"
             raise WorkerStartError(f"{text} on {self._node(node)}: {_cause(error)}", node=self._node(node)) from error
+        finally:
+            self._building.remove(shown)
         if built:
             log.info("%s built the environment of %s in %.1f s", self._node(node), path, time.monotonic() - started)
         return str(path)
@@ -228,6 +260,7 @@ class Provisioner:
     async def _deliver(self, node: int, snapshot: CodeSnapshot) -> Delivery:
         """Bring *snapshot* to a node, and return what had to be sent."""
         async with self._turns.setdefault(node, asyncio.Lock()):
+            self._transfers[node] = _Transfer()
             try:
                 host = await self._host(node, None)
                 return await self._send(host, node, snapshot)
@@ -237,9 +270,12 @@ class Provisioner:
                 where = self._node(node)
                 text = f"the code of {snapshot.source.root} cannot be sent to {where}: {_cause(error)}"
                 raise WorkerStartError(text, node=where) from error
+            finally:
+                del self._transfers[node]
 
     async def _send(self, host: GroupControl, node: int, snapshot: CodeSnapshot) -> Delivery:
-        tree, before = snapshot.tree, self._sent.get(node)
+        tree, before, transfer = snapshot.tree, self._sent.get(node), self._transfers[node]
+        transfer.step = "compares files"
         done = Delivery()
         known = before.tree.listings if before is not None else {}
         new = [listing for digest, listing in tree.listings.items() if digest not in known]
@@ -252,6 +288,7 @@ class Provisioner:
                     done.listings += sum(map(len, more))
                     _, missing, contents = await self._call(host, "offer", tree.root, more, timeout=CALL_S)
                 await self._send_contents(host, node, snapshot, contents, done)
+                transfer.step = "completes the copy"
                 done.path = await self._call(host, "finish", tree.root, timeout=CALL_S)
             except BaseException:
                 await asyncio.shield(self._abandon(host, tree.root))
@@ -280,8 +317,9 @@ class Provisioner:
         names: dict[tuple[str, bytes], str] = {}
         for name, one in snapshot.found.items():
             names[one.facts.kind, one.facts.digest] = name
-        total = sum(snapshot.found[names[kind, digest]].facts.size for kind, digest in contents)
-        shown = time.monotonic()
+        transfer = self._transfers[node]
+        transfer.step = ""
+        transfer.total = sum(snapshot.found[names[kind, digest]].facts.size for kind, digest in contents)
         window: list[asyncio.Task[Any]] = []
         reader = _SliceReader(snapshot, [(kind, digest, names[kind, digest]) for kind, digest in contents])
         loop = asyncio.get_running_loop()
@@ -292,9 +330,7 @@ class Provisioner:
                 put = self._call(host, "put", snapshot.tree.root, slices, timeout=CALL_S)
                 window.append(self._tasks.start(put, "sending code", expected=Exception))
                 done.bytes += sum(len(data) for _, _, _, data in slices)
-                if time.monotonic() - shown > PROGRESS_S:
-                    shown = time.monotonic()
-                    log.info("sending code to %s: %s of %s", self._node(node), mib(done.bytes), mib(total))
+                transfer.sent = done.bytes
             while window:
                 await window.pop(0)
         finally:
@@ -412,6 +448,10 @@ def environs_of(specs: Sequence[WorkerSpec], labels: Mapping[int, str], cluster:
             if spec.node_rank in entry.node_ranks and entry.requirements:
                 found[spec.rank] = Environs(entry.requirements, tuple(sorted(entry.variables.items())))
     return found
+
+
+def _of(sent: int, total: int) -> str:
+    return f"{mib(sent)} of {mib(total)}"
 
 
 def _is_over(group: RemoteGroup) -> bool:

@@ -214,7 +214,7 @@ async def _add(control: GroupControl, growth: _Growth) -> list[int]:
         try:
             asked = AddRanks(group.namespace, group.name, specs)
             await send_launch(runtime, asked, _patience(control), lambda reply: group.update(reply.group.workers))
-            await joined
+            await runtime.progress.during(joined, f"waiting for {len(specs)} more workers of {group.name}")
             await _resize(control, size + len(specs), growth.detail, stop=False)
         except BaseException as error:
             reason = error if isinstance(error, Exception) else GroupClosedError("add_ranks() was cancelled")
@@ -276,7 +276,8 @@ async def _remove(control: GroupControl, size: int, grace: float) -> None:
                 log.warning("group %r: _close() of removed ranks took longer than %g s", control.name, grace)
             except RlinfActorsError as error:
                 log.warning("group %r: _close() of removed ranks failed: %s", control.name, error)
-        await _resize(control, size, detail, stop=True, grace_s=grace)
+        ending = _resize(control, size, detail, stop=True, grace_s=grace)
+        await control.runtime.progress.during(ending, f"waiting for the end of {len(leaving)} workers of {group.name}")
         group.membership.end_removed()
     finally:
         group.membership.busy = False

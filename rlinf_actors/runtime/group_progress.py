@@ -1,14 +1,15 @@
 """The driver's line about groups that start or end (`runtime.progress`): how far they are, and what late workers do.
 
-While groups start, the line is shown only if code of the driver waits: a driver that goes on may print. Loop thread.
+While groups start, and while something is done for a launch, the line is shown only if code of the driver waits: a
+driver that goes on may print. Loop thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_actors.last_line import last_line
 from rlinf_actors.net.loop import Tasks, call_threadsafe
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from rlinf_actors.runtime.remote_group import RemoteGroup
     from rlinf_actors.runtime.runtime import Runtime
 
+T = TypeVar("T")
+
 ASK_S = 5.0
 """Seconds after which the late workers are asked again what they do."""
 ANSWER_S = 12.0
 """Seconds that the head has to answer for a node."""
-_BESIDE = (CHANNEL_GROUPS, RELAY_GROUPS, "code@")
-"""Prefixes of groups of this library, which start beside those of the user."""
+_BESIDE = (RELAY_GROUPS, "code@")
+"""Prefixes of groups of this library that nobody waits for by themselves."""
 
 
 class GroupProgress:
@@ -60,6 +63,21 @@ class GroupProgress:
             self._said, self._said_at = "", 0.0
             self._task = self._tasks.start(progress.show(self._look), "showing groups that start or end")
 
+    async def during(self, work: Awaitable[T], facts: str | Callable[[], Facts], always: bool = False) -> T:
+        """Await *work* and return its result. Show *facts* meanwhile, if not *always* only while code of the driver
+        waits.
+        """
+
+        async def look(_missing: bool) -> Facts | None:
+            if not (always or all_waits()):
+                return None
+            return Facts(facts) if isinstance(facts, str) else facts()
+
+        if not self._enabled:
+            return await work
+        async with progress.showing(look):
+            return await work
+
     def close(self) -> None:
         """End. May be called again."""
         self._enabled = False
@@ -82,8 +100,8 @@ class GroupProgress:
         ending = [group for group in self._groups if group.closing]
         if not ending and not all_waits():
             return None
-        parts = [f"{_up(group)} of {len(group.peers)} workers of {group.name} are up" for group in starting]
-        parts += [f"{_ended(group)} of {len(group.peers)} workers of {group.name} have ended" for group in ending]
+        parts = [f"{_up(group)} of {_all_of(group)} are up" for group in starting]
+        parts += [f"{_ended(group)} of {_all_of(group)} have ended" for group in ending]
         shown = progress.named("", parts)
         if not detailed:
             return Facts(shown)
@@ -120,6 +138,12 @@ class GroupProgress:
 
 def _is_shown(group: RemoteGroup) -> bool:
     return not group.gone.done() and (group.closing or not group.ready.done())
+
+
+def _all_of(group: RemoteGroup) -> str:
+    channel = group.name.removeprefix(CHANNEL_GROUPS)
+    whose = f"workers of {group.name}" if channel == group.name else f"hosts of channel {channel}"
+    return f"{len(group.peers)} {whose}"
 
 
 def _up(group: RemoteGroup) -> int:

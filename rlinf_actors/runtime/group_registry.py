@@ -198,8 +198,7 @@ class GroupRegistry:
         return await asyncio.shield(self._finding[request])
 
     async def _find(self, request: FindGroup) -> RemoteGroup:
-        key = (request.namespace, request.group)
-        found: list[RemoteGroup] = []
+        key, found = (request.namespace, request.group), list[RemoteGroup]()
 
         def adopt(launched: Launched) -> None:  # runs before the head's next notice is handled
             group = self._groups.get(key)
@@ -210,7 +209,8 @@ class GroupRegistry:
                 self._groups.pop(key, None)  # it had ended: the head reports no more of it
             found.append(group)
 
-        await self._runtime.ask(request, Launched, FIND_TIMEOUT_S + request.wait_s, adopt)
+        asked = self._runtime.ask(request, Launched, FIND_TIMEOUT_S + request.wait_s, adopt)
+        await self._runtime.progress.during(asked, f"looking for group {request.group}")
         return found[0]
 
     def _known_as(self, state: GroupState) -> RemoteGroup:

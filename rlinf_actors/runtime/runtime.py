@@ -268,7 +268,9 @@ class Runtime:
             self._notice_failed,
         )
         try:
-            welcome = await head.start(timeout)
+            welcome = await self.progress.during(
+                head.start(timeout), f"waiting for the head at {endpoint}", always=True
+            )
         except BaseException:
             head.close("never welcomed")
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib.util import find_spec
 
 import pytest
 from terminal import terminal
@@ -14,19 +15,46 @@ from rlinf_actors import Worker
 pytestmark = pytest.mark.live
 
 DRIVER = """
+import os
 import sys
 from rlinf_actors import Cluster, Worker
+from rlinf_actors.group import provision
+from rlinf_actors.runtime import progress
+
+progress.MISSING_S = 0.0
+read = provision._SliceReader.next
+
+def read_when_told(reader):
+    if reader._open is not None:  # in the midst of the large file
+        open(sys.argv[2]).close()  # blocks until the test opens it too
+    return read(reader)
+
+provision._SliceReader.next = read_when_told
+
+class Gate:
+    def __init__(self, gate, library):
+        self.gate, self.library = gate, library
+
+    def find_spec(self, name, path, target=None):
+        if name.startswith(self.library + "."):
+            open(self.gate).close()
+            raise ImportError("enough")
 
 class Patient(Worker):
-    def __init__(self, gate):
+    def __init__(self, gate, library):
         super().__init__()
-        open(gate).close()  # blocks until the test opens it too
+        sys.meta_path.insert(0, Gate(gate, library))
+        try:
+            __import__(library)
+        except ImportError:
+            sys.meta_path.pop(0)
 
     def greet(self):
         return "hello"
 
-cluster = Cluster(num_nodes=int(sys.argv[2]), timeout=60)
-group = Patient.create_group(sys.argv[1]).launch(cluster, name="patient")
+code = {"working_dir": os.path.dirname(__file__), "excludes": ["gates/"]}
+cluster = Cluster(cluster_cfg={"num_nodes": int(sys.argv[3]), "runtime": code}, timeout=60)
+group = Patient.create_group(sys.argv[1], sys.argv[4]).launch(cluster, name="patient")
 print(group.greet().wait())
 cluster.shutdown()
 """
@@ -55,17 +83,25 @@ def local(made):
     return made(1)
 
 
-def test_a_driver_shows_which_nodes_and_workers_it_waits_for(local, tmp_path):
-    script, gate = tmp_path / "driver.py", tmp_path / "gate"
+def test_a_driver_shows_which_nodes_code_and_workers_it_waits_for(local, tmp_path):
+    script, gate, code_gate = tmp_path / "driver.py", tmp_path / "gates" / "worker", tmp_path / "gates" / "code"
     script.write_text(DRIVER)
+    (tmp_path / "large").write_bytes(bytes(3 << 19))
+    gate.parent.mkdir()
     os.mkfifo(gate)
-    with terminal(str(gate), "1", command=[sys.executable, str(script)]) as driver:
-        for _ in range(2):
-            driver.until("\x1b[2K0 of 1 workers of patient are up, ")
+    os.mkfifo(code_gate)
+    library = "torch" if find_spec("torch") else "numpy"
+    with terminal(str(gate), str(code_gate), "1", library, command=[sys.executable, str(script)]) as driver:
+        driver.resize(200, 50)
+        driver.until("\x1b[2Ksending code to node 0 (node0): 1.0 MiB of 1.5 MiB, ")
+        driver.until("s; node 0 (node0) has 1.0 MiB of 1.5 MiB")
+        code_gate.open("w").close()
+        driver.until("\x1b[2K0 of 1 workers of patient are up, ")
+        driver.until(f"s; patient:0 on node0 imports {library}")
         gate.open("w").close()
         assert driver.end() == 0, driver.shown
     assert "\r\x1b[2K['hello']\n" in driver.shown
-    with terminal(str(gate), "2", command=[sys.executable, str(script)]) as driver:
+    with terminal(str(gate), str(code_gate), "2", library, command=[sys.executable, str(script)]) as driver:
         driver.until("waiting for nodes: 1 of 2 (node0), ")
 
 
