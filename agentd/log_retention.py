@@ -173,34 +173,22 @@ class LogRetention:
             used = self._used()  # no worker is started in the rest of this turn
             directories = {os.path.dirname(path) for path in used}
             for files in ended[first : first + _AT_ONCE]:
+                locked: list[int] = []
                 try:
                     with as_user(files.user):
-                        if used.isdisjoint(files.paths) and self._unlink(files):
+                        if used.isdisjoint(files.paths) and _unlink(files.paths, locked):
                             removed.append(files)
                         if files.directory not in directories:
                             with contextlib.suppress(OSError):  # others have files in it
                                 os.rmdir(files.directory)
                 except OSError as error:  # a file system without locks, or whose files cannot be removed
                     faults.append(error)
+                finally:  # not as the user: the executor may start a thread, which would keep that user's rights
+                    self._loop.run_in_executor(None, _close, locked)  # the last descriptor frees a file, slowly
             await asyncio.sleep(0)
         if faults:
             log.warning("the log files of %d ended workers are not removed: %s", len(faults), faults[0])
         return removed
-
-    def _unlink(self, files: WorkerFiles) -> bool:
-        """Remove the log files of a worker. Return False if a template has locked one, because it writes it."""
-        locked: list[int] = []
-        try:
-            for path in files.paths:
-                locked.append(opened(path, os.O_RDONLY | os.O_CLOEXEC))
-                fcntl.flock(locked[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in files.paths:
-                os.unlink(path)
-        except BlockingIOError:
-            return False
-        finally:
-            self._loop.run_in_executor(None, _close, locked)  # the last descriptor of a large file frees it, slowly
-        return True
 
     def _tell(self, old: Sequence[WorkerFiles], many: Sequence[WorkerFiles], left: int, limits: Limits) -> None:
         for removed, why in (
@@ -215,6 +203,22 @@ class LogRetention:
             text = "log files in %s take %.1f GiB, more than workers.log_total_max_gb (%g): living workers' stay"
             log.warning(text, self._site.rules.log_dir, left / GIB, limits.total_bytes / GIB)
         self._too_much = too_much
+
+
+def _unlink(paths: Sequence[str], locked: list[int]) -> bool:
+    """Remove the log files of a worker. Return False if a template has locked one, because it writes it.
+
+    The caller closes the descriptors in *locked*.
+    """
+    try:
+        for path in paths:
+            locked.append(opened(path, os.O_RDONLY | os.O_CLOEXEC))
+            fcntl.flock(locked[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in paths:
+            os.unlink(path)
+    except BlockingIOError:
+        return False
+    return True
 
 
 # --- on a thread ---

@@ -93,6 +93,7 @@ def as_user(user: User | None) -> Iterator[None]:
 
     Only the calling thread changes: its access to files (setfsuid), its supplementary groups and its capabilities. With
     CAP_SYS_PTRACE a link of the user to /proc/PID/cwd would lead to what only the user of that process can reach.
+    Begin no work of an executor meanwhile: a thread that it starts for that would keep the rights of *user*.
 
     Raises:
         PermissionError: this process may not change users.

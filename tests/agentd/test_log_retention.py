@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,12 @@ def test_oldest_files_of_ended_workers_go_first(limits, old, many, left):
     assert ([one.names[0] for one in gone[0]], [one.names[0] for one in gone[1]], gone[2]) == (old, many, left)
 
 
+def rights_of_threads():
+    """Return the user ids with which threads of this process access files."""
+    statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+    return {int(line.split()[4]) for status in statuses for line in status.splitlines() if line.startswith("Uid:")}
+
+
 @pytest.fixture
 def node(tmp_path):
     """A directory of log files, and a function that keeps it to limits."""
@@ -72,6 +79,7 @@ def node(tmp_path):
             retention = LogRetention(loop, site, workers, logs)
             retention._limits = Limits(**limits)
             await retention.keep_to_limits()
+            assert rights_of_threads() == {os.getuid()}, "a thread that was started as a user keeps that user's rights"
             retention.close()
 
         asyncio.run(once())
@@ -159,13 +167,15 @@ def test_files_of_another_user_are_removed_with_that_users_rights(node):
         config = Config(users={"*": "nobody"})
         user = Users(config, f"{place}/run", f"{place}/log").named("nobody")
         job, elsewhere = f"{user.log_dir}/job", node.write("elsewhere/g-0.out", 9 * DAY_S)
+        old = [f"old-{number}.out" for number in range(20)]
         with as_user(user):
             os.mkdir(job)
-            for name in ("g-0.out", "g-1.out"):
+            for name in (*old, "g-1.out"):
                 with open(f"{job}/{name}", "w") as file:
                     file.write("said")
             os.symlink(elsewhere.parent, f"{user.log_dir}/other")
-            os.utime(f"{job}/g-0.out", (1, 1))
+            for name in old:
+                os.utime(f"{job}/{name}", (1, 1))
         node.site.users = Users(config, f"{place}/run", f"{place}/log")  # of the next agentd
         node.site.rules.log_dir = f"{place}/log"
         node.keep(keep_s=DAY_S)
