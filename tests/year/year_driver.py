@@ -5,6 +5,10 @@ that begins with "year: ".
 
 `work` calls, sends and puts; `exit RANK` ends a worker with a code; `hang RANK` leaves a worker in a method for good;
 `say RANK KIB` has a worker print; `raise` ends this script with an exception; `end` ends it well.
+
+    python year_driver.py JOB COUNT  runs the jobs JOB-0 to JOB-(COUNT - 1), one after the other, and answers "done"
+
+These do as little as a job can, and most have no workers: they fill what the daemons keep of ended jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +17,10 @@ import os
 import sys
 import time
 
-from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Worker
+from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Worker, WorkerGroup
+
+WITH_WORKERS = 8
+"""Of so many small jobs, one has workers."""
 
 
 class Hand(Worker):
@@ -43,13 +50,14 @@ class Hand(Worker):
             print(f"{number:08d} ".ljust(1023, "x"), flush=True)
 
 
+def launched(cluster: Cluster, job: str) -> WorkerGroup:
+    return Hand.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="hands", env_vars={"YEAR_JOB": job})
+
+
 class Job:
     def __init__(self, name: str) -> None:
         os.environ["YEAR_JOB"] = name
-        self.cluster = Cluster(num_nodes=2, namespace=name)
-        self.group = Hand.create_group().launch(
-            self.cluster, NodePlacementStrategy([0, 1]), name="hands", env_vars={"YEAR_JOB": name}
-        )
+        self.group = launched(Cluster(num_nodes=2, namespace=name), name)
         self.made = 0
 
     def work(self) -> str:
@@ -77,7 +85,20 @@ class Job:
         return "done"
 
 
+def many(name: str, count: int) -> None:
+    """Run so many small jobs."""
+    for number in range(count):
+        job = f"{name}-{number}"
+        with Cluster(num_nodes=2, namespace=job) as cluster:
+            if number % WITH_WORKERS == 0:
+                launched(cluster, job).look().wait(60)
+
+
 def main() -> None:
+    if len(sys.argv) == 3:
+        many(sys.argv[1], int(sys.argv[2]))
+        print("year: done", flush=True)
+        return
     job = Job(sys.argv[1])
     print("year: up", job.group.look().wait(60), flush=True)
     for line in sys.stdin:

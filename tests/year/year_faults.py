@@ -6,13 +6,17 @@ A fault returns when it is over. It asserts what its driver, `events`, `logs` or
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from year_site import AGENTD, HEAD, NEXT, ROOT, Driver, Machine, Site
+import pace
+from year_site import AGENTD, HEAD, LOG_TOTAL, NEXT, ROOT, Driver, Machine, Site, size
 
 from rlinf_actors.wire.values import ClusterEvent
+
+DAY_S = 86400.0
 
 Fault = Callable[[Site, Driver], None]
 
@@ -144,6 +148,23 @@ def logs_rotated(site: Site, driver: Driver) -> None:
     assert "00001999 x" in logs(site, driver, 0), "the newest output is kept"
 
 
+def a_day_passes(site: Site, driver: Driver) -> None:
+    """The log files of both machines become a day old, and agentd looks at them, as it does at each reload."""
+    said = logs(site, driver, 0)
+    for machine in site.machines:
+        files = [file for file in machine.logs().rglob("*") if file.is_file()]
+        machine.logs_were_full |= size(machine.logs()) > LOG_TOTAL
+        for file in files:
+            before = file.stat().st_mtime
+            os.utime(file, (before, before - DAY_S))
+        machine.box.ctl("reload", AGENTD)
+    for machine in site.machines:
+        kept = pace.again_like(lambda machine=machine: size(machine.logs()) <= LOG_TOTAL, True)
+        assert kept, f"the log files of {machine.name} take {size(machine.logs())} bytes"
+    assert said
+    assert logs(site, driver, 0) == said, "the files of living workers stay"
+
+
 def disk_full(site: Site, driver: Driver) -> None:
     since, ballast = site.last_event(), site.two.logs() / "ballast"
     with open(ballast, "wb", buffering=0) as file:
@@ -168,7 +189,7 @@ EARLY: tuple[Fault, ...] = (head_killed, first_agentd_killed)
 """Faults that restart the processes whose memory is compared: only before the comparison."""
 FAULTS: tuple[Fault, ...] = (
     worker_killed, agentd_killed, driver_killed, worker_stops, worker_exits, logs_rotated, driver_raises, upgraded,
-    node_drained, key_rotated, worker_hangs, disk_full,
+    node_drained, key_rotated, worker_hangs, disk_full, a_day_passes,
 )  # fmt: skip
 ENDING: tuple[Fault, ...] = (worker_killed, driver_killed, worker_exits, driver_raises)
 """Faults that end their job."""

@@ -25,6 +25,7 @@ from rlinf_actors.cli import app
 from rlinf_actors.cli.events_command import read_events
 from rlinf_actors.cluster.event_stream import EventCursor
 from rlinf_actors.systemd import unit_files
+from rlinf_actors.wire.client_messages import Events
 from rlinf_actors.wire.values import ClusterEvent
 
 HERE = Path(__file__).resolve().parent
@@ -39,6 +40,8 @@ PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.
 DRIVERS = {"driver-a": "lab-a", "driver-b": "lab-b", "driver-c": "root"}
 """The user of each driver's workers."""
 LOG_DISK = 16 << 20
+LOG_TOTAL = LOG_DISK // 2
+"""Bytes of log files that agentd keeps."""
 NEXT = "0.1.0+next"
 """The version to which nodes are upgraded."""
 CONFIG = """
@@ -55,7 +58,7 @@ unresponsive_s = 1.5
 [workers]
 users = {users}
 log_max_mb = 0.5
-log_total_max_gb = 0.008
+log_total_max_gb = {log_total_gb}
 """
 
 
@@ -66,6 +69,7 @@ class Machine:
     name: str
     box: systemd_box.Box
     units: dict[str, str]
+    logs_were_full: bool = False  # the log files have been cut to LOG_TOTAL
 
     @property
     def root(self) -> Path:
@@ -84,23 +88,8 @@ class Machine:
     def kill(self, pid: object, signal: str = "KILL") -> None:
         self.run("kill", f"-{signal}", str(pid))
 
-    def rss(self, unit: str) -> int:
-        """Resident bytes of a unit's main process."""
-        text = self.run("cat", f"/proc/{self.main(unit)}/status")
-        return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("VmRSS:"))
-
     def logs(self) -> Path:
         return self.root / "var/log/rlinf-agentd"
-
-    def disk(self) -> int:
-        """Bytes of all files that the daemons and workers keep."""
-        places = [self.root / "var/lib", self.logs(), self.root / "run" / AGENTD, self.root / "run" / HEAD]
-        files = (file for place in places for file in place.rglob("*") if file.is_file() and not file.is_symlink())
-        total = 0
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                total += file.stat().st_blocks * 512
-        return total
 
     def upgrade(self, before: Path, code: Path) -> None:
         """Let agentd run *code* in place of *before*, and restart it as an administrator does."""
@@ -194,8 +183,24 @@ class Site:
         return json.loads(self.cli(*arguments, "--json"))
 
     def last_event(self) -> int:
-        lines = self.cli("events", "--json").splitlines()
-        return int(json.loads(lines[-1])["seq"]) if lines else 0
+        """Return the number of the newest event."""
+        return self._read(EventCursor(None, None), 1)[-1].next
+
+    def dropped_events(self) -> int:
+        """Return how many events the head has dropped, because its event log was full."""
+        return sum(answer.missing for answer in self._read(EventCursor(None)))
+
+    def _read(self, cursor: EventCursor, most: int | None = None) -> list[Events]:
+        """Return the head's answers to a reader of the event log, up to its end, or the first *most*."""
+        answers: list[Events] = []
+
+        def each(answer: Events, _: object) -> bool:
+            answers.append(answer)
+            return answer.more and len(answers) != most
+
+        with self.environment("head"):
+            read_events(self.address, cursor, False, each, pace.PATIENCE_S)
+        return answers
 
     def event(self, fits: Callable[[ClusterEvent], bool], since: int) -> ClusterEvent:
         """Wait for an event after number *since*. The head may be away meanwhile."""
@@ -220,11 +225,23 @@ class Site:
 
     def start(self, driver: str, job: str) -> Driver:
         """Start a driver, and return it without waiting; `wait_up` waits."""
-        command = sys.executable, str(HERE / "year_driver.py"), job
-        env = {"RLINF_HEAD": self.address, "RLINF_ACTORS_KEYS": str(self.place / driver), "PYTHONPATH": str(ROOT)}
-        process = self.one.box.popen(*command, **env)
-        self.drivers.append(Driver(driver, job, process))
+        self.drivers.append(self._start(driver, job))
         return self.drivers[-1]
+
+    def _start(self, driver: str, *arguments: str) -> Driver:
+        command = sys.executable, str(HERE / "year_driver.py"), *arguments
+        env = {"RLINF_HEAD": self.address, "RLINF_ACTORS_KEYS": str(self.place / driver), "PYTHONPATH": str(ROOT)}
+        return Driver(driver, arguments[0], self.one.box.popen(*command, **env))
+
+    def run_small(self, name: str, count: int) -> None:
+        """Run so many small jobs of each user, and wait for their ends."""
+        started = [self._start(driver, f"{name}-{driver}", str(count)) for driver in DRIVERS]
+        self.drivers += started
+        for driver in started:
+            said = driver.answer()
+            assert said == "done", f"{driver.job}: {said}\n{self.events(0)}"
+            driver.process.communicate()
+            self.drivers.remove(driver)
 
     def wait_up(self, driver: Driver) -> Driver:
         word, _, pids = driver.answer().partition(" ")
@@ -236,6 +253,16 @@ class Site:
         for driver in self.drivers:
             driver.process.kill()
             driver.process.communicate()
+
+
+def size(place: Path) -> int:
+    """Return the bytes on the disk of all files below *place*."""
+    total = 0
+    for directory, _, names in os.walk(place):  # what is removed meanwhile is left out
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    return total
 
 
 @contextlib.contextmanager
@@ -259,8 +286,9 @@ def site(place: Path, port: int) -> Iterator[Site]:
         for number, machine in enumerate(made.machines):
             made.join(machine, f"keys-{machine.name}/root", machine.name, "--user", "root")
             (place / f"{machine.name}.toml").write_text(
-                CONFIG.format(address=address, name=machine.name, rank=number, place=place, users=_users())
-            )
+                CONFIG.format(address=address, name=machine.name, rank=number, place=place, users=_users(),
+                              log_total_gb=LOG_TOTAL / (1 << 30))
+            )  # fmt: skip
             machine.run("mkdir", "-p", "/var/log/rlinf-agentd")
             machine.run("mount", "-t", "tmpfs", "-o", f"size={LOG_DISK},mode=755", "logs", "/var/log/rlinf-agentd")
             machine.box.ctl("start", AGENTD)
@@ -292,7 +320,7 @@ def _boot(place: Path, name: str, keys: Path, address: str) -> Iterator[systemd_
         shutil.copy2(place / file, own / file)
     (own / "machine-id").write_text(f"{hashlib.sha256(name.encode()).hexdigest()[:32]}\n")
     accounts = f"{sys.executable} {HERE.parent}/security/mapped_agentd.py {own}"
-    accounts += f"; mount --bind {own}/machine-id /etc/machine-id"
+    accounts += f"; mount --bind {own}/machine-id /etc/machine-id; mount -t tmpfs -o mode=1777 shm /dev/shm"
     with systemd_box.box(files, "", accounts) as started:
         yield started
 
