@@ -9,11 +9,12 @@ report.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlinf_actors.head.client_ends import ExpectedClient, ExpectedClients, ProcessWatches
 from rlinf_actors.head.commands import CLIENT, Notify, Refused, Snapshot
-from rlinf_actors.head.owners import process_of
+from rlinf_actors.head.owners import first_of, process_of
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Client, Index, Node
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
@@ -116,10 +117,12 @@ class ClientTable:
 
     def check_driver(self, member: Member) -> None:
         """Raise Refused if this driver's key already has as many driver processes as the quota allows."""
-        full = self._drivers.is_full(label(member))
-        mine = (one for one in self._clients.values() if full and one.role == "driver" and one.member.is_same(member))
-        oldest = next((f", whose oldest is {process_of(self._head, one)}," for one in mine), "")
-        self._drivers.check(label(member), f"{member}{oldest}")
+
+        def held() -> str:
+            drivers = [one for one in self._clients.values() if one.role == "driver" and one.member.is_same(member)]
+            return first_of(drivers, partial(process_of, self._head))
+
+        self._drivers.check(label(member), str(member), held)
 
     def hello(self, peer: bytes, hello: ClientHello, member: Member) -> Client:
         """Begin the session of a driver or worker, or move its session to the new connection *peer*.
@@ -198,7 +201,8 @@ class ClientTable:
         if why_not:
             raise Refused("authentication", why_not)
         if known is None:
-            self._sessions.check(member.key, str(member))
+            held = lambda: first_of(self._of_key.of(member.key), partial(process_of, self._head))  # noqa: E731
+            self._sessions.check(member.key, str(member), held)
 
     def _may_join(self, hello: ClientHello) -> str:
         """Return why a client may not join the job that its hello names, "" if it may.

@@ -52,6 +52,7 @@ from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.operations import DrainTable, NodeQueries, WorkerHealthLog
 from rlinf_actors.head.output_routes import OutputRoutes
+from rlinf_actors.head.owners import processes
 from rlinf_actors.head.quotas import RequestQuota
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.recovery import EarlyMessages, Reconciler
@@ -121,7 +122,7 @@ class Coordinator:
         self.unexpected = 0
         self.log = EventLog(self, before=before.events)
         self.refusals = RefusalLog(self)
-        self.requests = RequestQuota()
+        self.requests = RequestQuota(lambda counts: processes(self, counts))
         self.keys = KeyRegistry(self.emit, before, own, lambda ended, why: self.key_ends.begin(ended, why))
         self.jobs = Jobs(self, new_token, job_key, before)
         self.admission = Admission(self)

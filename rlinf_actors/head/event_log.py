@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,12 @@ from msgspec.structs import astuple, replace
 from rlinf_actors.head import quotas
 from rlinf_actors.head.commands import Answer, KeptEvent, LogEvent, PastEvents
 from rlinf_actors.head.heaviest import Heaviest
+from rlinf_actors.head.owners import most_of, processes, speaker_of
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.endings import ending, orderly
 from rlinf_actors.wire.protocol import printable
@@ -54,7 +56,7 @@ class _Reader(msgspec.Struct, eq=False):
     id: int
     asked: GetEvents
     sees: Sees
-    key: str
+    member: Member
     missing: int = 0  # events that were dropped before the reader could get them
     timer: HeapTimer | None = None
 
@@ -166,12 +168,11 @@ class EventLog:
         while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
             self._make_room(key)
 
-    def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
+    def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, member: Member = LOCAL) -> Events | None:
         """Return the events that a reader asks for; None if there are none yet, and the answer is sent later.
 
         *peer* and *id* are the reader's connection and the number of the request. *sees* returns True for a job
-        whose events the reader may see. *key* is the reader's public key, "" for a local process; each key may have a
-        limited number of waiting readers.
+        whose events the reader may see. *member* is the reader; each key may have a limited number of waiting readers.
         """
         since = asked.since if asked.log in ("", self._log) else self._since_of(asked)
         since = self._last if since < 0 else min(since, self._last)
@@ -179,17 +180,22 @@ class EventLog:
         found = self._find(asked, sees)
         if found.events or found.missing or not asked.wait_s > 0:
             return found
-        quotas.check("readers", "the head", len(self._readers))
-        self._of_key.check(key, "your key")
-        reader = _Reader(peer, id, asked, sees, key)
+        quotas.check("readers", "the head", len(self._readers), self._held)
+        self._of_key.check(member.key, "your key", lambda: processes(self._head, self._of_key.by(member.key)))
+        reader = _Reader(peer, id, asked, sees, member)
         deadline = self._head.now + min(asked.wait_s, MAX_WAIT_S)
         reader.timer = self._head.timers.at(deadline, lambda: self._answer(reader, self._find(reader.asked, sees)))
         self._read_until(reader, found)
         self._readers[reader] = None
         self._readers_of.add(asked.namespace, reader, reader)
         self._readers_at.add(peer, reader, reader)
-        self._of_key.take(key)
+        self._of_key.take(member.key, peer)
         return None
+
+    def _held(self) -> str:
+        members = {reader.peer: reader.member for reader in self._readers}
+        counts = Counter(reader.peer for reader in self._readers)
+        return most_of(counts, lambda peer: f"{speaker_of(self._head, peer)} of {members[peer]}")
 
     def _since_of(self, asked: GetEvents) -> int:
         """Return where a reader continues who has read the log of another run, or another log."""
@@ -225,7 +231,7 @@ class EventLog:
             self._remove(reader)
 
     def forget_keys(self, keys: Container[str]) -> None:
-        for reader in [reader for reader in self._readers if reader.key in keys]:
+        for reader in [reader for reader in self._readers if reader.member.key in keys]:
             self._remove(reader)
 
     def _answer(self, reader: _Reader, events: Events) -> None:
@@ -237,7 +243,7 @@ class EventLog:
         del self._readers[reader]
         self._readers_of.discard(reader.asked.namespace, reader)
         self._readers_at.discard(reader.peer, reader)
-        self._of_key.free(reader.key)
+        self._of_key.free(reader.member.key, reader.peer)
         self._head.timers.cancel(reader.timer)
 
     def _make_room(self, newest: str) -> None:

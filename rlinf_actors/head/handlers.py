@@ -311,12 +311,12 @@ class Handlers:
         sees, driver = self._head.authority.sees(event), event.member.name * (event.member.role == "driver")
         # a namespace may have been the job of another driver before
         may_see = lambda namespace, owner: sees(namespace) and (not driver or owner in ("", driver))  # noqa: E731
-        return self._head.log.ask(event.peer, event.id, body, may_see, event.member.key)
+        return self._head.log.ask(event.peer, event.id, body, may_see, event.member)
 
     def _events_driver(self, client: Client, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         own_namespace(client, body.namespace or "")
         mine = ("", self._head.jobs.owner_of(client.namespace))
-        return self._head.log.ask(event.peer, event.id, body, lambda _, owner: owner in mine, event.member.key)
+        return self._head.log.ask(event.peer, event.id, body, lambda _, owner: owner in mine, event.member)
 
     def _get_nodes(self, client: Client, event: RequestReceived, body: client_messages.GetNodes) -> None:
         if not 0 <= body.num_nodes <= MAX_NODES:

@@ -6,12 +6,14 @@ leaves nothing. A restarted head has no parts, and asks for all of them again.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refused
+from rlinf_actors.head.owners import processes
 from rlinf_actors.head.quotas import Quota, label
 from rlinf_actors.head.records import Client, Group
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
@@ -58,7 +60,7 @@ class LaunchParts:
         elif parts is None or parts.launch != asked.launch or asked.index != parts.count:
             raise _missing(asked.group)
         holder = label(client.member)
-        self._quota.check(holder, str(client.member))
+        self._quota.check(holder, str(client.member), lambda: self._held(holder))
         if sum(len(batch.rows) for batch in asked.workers) > PART_RANKS:
             raise Refused("usage", f"a part of the launch of {asked.group!r} has more than {PART_RANKS:,} workers")
         if part_bytes(asked.workers) > PART_BYTES:
@@ -137,6 +139,15 @@ class LaunchParts:
         """Forget all parts of a client that has ended."""
         for namespace, group in list(self._kept.get(incarnation, {})):
             self.drop(incarnation, namespace, group)
+
+    def _held(self, holder: str) -> str:
+        counts: Counter[bytes] = Counter()
+        for incarnation, launches in self._kept.items():
+            client = self._head.clients.get(incarnation)
+            count = sum(parts.count for parts in launches.values() if parts.holder == holder)
+            if client is not None and count:
+                counts[client.peer] = count
+        return processes(self._head, counts)
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))

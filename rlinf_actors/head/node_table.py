@@ -19,11 +19,13 @@ from rlinf_actors.head import commands
 from rlinf_actors.head.client_ends import PING
 from rlinf_actors.head.event_log import of_node
 from rlinf_actors.head.node_requests import NAMED, NodeRequests
+from rlinf_actors.head.owners import first_of
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Index, Node, NodeLife
 from rlinf_actors.head.rivals import check_only_node, check_rival, proof_of
 from rlinf_actors.head.slices import Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.model.readable import duration
 from rlinf_actors.net.link import is_older
 from rlinf_actors.placement.node_order import order_nodes
 from rlinf_actors.security.members import LOCAL, Member
@@ -163,7 +165,12 @@ class NodeTable:
 
     def check_member(self, member: Member) -> None:
         """Raise Refused if this member already has as many nodes as the quota allows."""
-        self._of_member.check(label(member), str(member), kind="unreachable")  # its agentd tries again
+        holder = label(member)
+        held = lambda: first_of(self._of_holder.of(holder), self._seen)  # noqa: E731
+        self._of_member.check(holder, str(member), held, kind="unreachable")  # its agentd tries again
+
+    def _seen(self, node: Node) -> str:
+        return f"{node.name}, {node.life.value} for {duration(self._head.now - node.since)}"
 
     def hello(self, peer: bytes, hello: AgentHello, member: Member) -> Node:
         """Register the node of an agentd. If it is registered already, use the new connection *peer* from now on.

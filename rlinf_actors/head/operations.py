@@ -9,6 +9,7 @@ import msgspec
 
 from rlinf_actors.head import commands, quotas, validation
 from rlinf_actors.head.event_log import of_node, of_worker
+from rlinf_actors.head.owners import first_of
 from rlinf_actors.head.records import Index, Node, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
@@ -80,7 +81,9 @@ class DrainTable:
             raise commands.Refused("usage", unknown)
         else:
             if id not in nodes.drained:
-                quotas.check("drains", "the head", len(nodes.drained))
+                drained = nodes.drained
+                held = lambda: first_of(list(drained), lambda id: f"{nodes.hostname(id)}: {drained[id]}")  # noqa: E731
+                quotas.check("drains", "the head", len(drained), held)
             self._drain(asked, node)
         self.changed(id)
         change = commands.NodeUndrained(id) if asked.undo else commands.NodeDrained(id, nodes.drained[id])

@@ -1,11 +1,14 @@
 """Texts for people that say who holds something: which process owns a group, and whose job it is. Pure.
 
-Every refusal because of something that is held names its holder by these functions.
+Every refusal because of something that is held, or of a quota that is used up, names its holders by these functions.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_actors.head.records import Client, Group
 from rlinf_actors.model.readable import duration
@@ -13,6 +16,41 @@ from rlinf_actors.shown import printable
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
+
+K = TypeVar("K")
+
+NAMED = 3
+"""Most holders of a quota that a refusal names."""
+SCANNED = 1000
+"""Most holders of which those with most are chosen: a refusal must cost the head little."""
+
+
+def first_of(held: Sequence[K], name: Callable[[K], str]) -> str:
+    """Return the names of the first things of a quota: "A; B; C; and 7 more"."""
+    return _listed([name(one) for one in held[:NAMED]], len(held))
+
+
+def most_of(counts: Mapping[K, int], name: Callable[[K], str]) -> str:
+    """Return the holders with most things of a quota: "of A: 20; of B: 3; and of 7 more"."""
+    top = heapq.nlargest(NAMED, itertools.islice(counts.items(), SCANNED), key=lambda one: one[1])
+    return _listed([f"of {name(key)}: {count}" for key, count in top], len(counts), "of ")
+
+
+def _listed(texts: Sequence[str], count: int, of: str = "") -> str:
+    return "; ".join([*texts, *[f"and {of}{count - NAMED} more"] * (count > NAMED)])
+
+
+def processes(head: Coordinator, counts: Mapping[bytes, int]) -> str:
+    """Return which processes have most things of a quota. *counts* has the number of things of each connection."""
+    return most_of(counts, lambda peer: speaker_of(head, peer))
+
+
+def speaker_of(head: Coordinator, peer: bytes) -> str:
+    """Return which process has this connection: a client, an agentd, or a command, which has no session."""
+    client, node = head.clients.of_peer(peer), head.nodes.of_peer(peer)
+    if client is not None:
+        return process_of(head, client)
+    return f"the agentd of {node.name}" if node is not None else "a command"
 
 
 def process_of(head: Coordinator, client: Client) -> str:

@@ -9,16 +9,20 @@ others.
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 from rlinf_actors.head.commands import KEPT, Emit, ForgetTombstone, Persist, Refused, Snapshot, Tombstone
 from rlinf_actors.security.members import LOCAL, Member
+
+K = TypeVar("K")
 
 
 class Limit(NamedTuple):
     """The largest number of things of one kind that one holder, such as a member, may have. `LIMITS` has all limits.
 
-    `most` is that number. The error text calls the things `what` and the holder `holder`, and ends with `advice`.
+    `most` is that number. The error text calls the things `what` and the holder `holder`, and says what to do by
+    `advice`.
     """
 
     most: int
@@ -29,24 +33,24 @@ class Limit(NamedTuple):
 
 LIMITS: dict[str, Limit] = {
     # A process has a few dozen requests open: calls of its own threads and children.
-    "requests": Limit(1024, "requests without an answer", "connection or key"),
+    "requests": Limit(1024, "requests without an answer", "connection or key", ": wait for answers first"),
     # All workers of a job share one key: more than one request for each worker of the largest job.
-    "job requests": Limit(32768, "requests without an answer", "job"),
+    "job requests": Limit(32768, "requests without an answer", "job", ": wait for answers first"),
     # The workers of a job share one key: 18 nodes with 64 workers each are 1,152.
-    "sessions": Limit(4096, "sessions with the head", "key"),
+    "sessions": Limit(4096, "sessions with the head", "key", ": end some of them"),
     # A client whose process an agentd watches stays without sending a word, so each costs memory until it ends.
-    "drivers": Limit(1000, "driver processes", "driver's key"),
+    "drivers": Limit(1000, "driver processes", "driver's key", ": end some of them"),
     # One lives at a time. Lost nodes count while their rank is kept, also those of an agentd that changes its id.
-    "nodes": Limit(64, "nodes", "key"),
+    "nodes": Limit(64, "nodes", "key", ": lost ones count while their rank is kept"),
     # Owners that an agentd names after a restart of the head, and clients whose end a client wants to hear of.
     "expected clients": Limit(16384, "clients that this head has not met", "member"),
     # Workers that a returning client names and no agentd has: a tombstone each.
     "missing workers": Limit(1024, "workers that no node has", "client"),
     # Each has at most 4 MiB; a launch of 100,000 workers has 50.
-    "launch parts": Limit(128, "parts of launches that it has not completed", "key"),
-    "readers": Limit(1024, "readers of the event log", "head"),
+    "launch parts": Limit(128, "parts of launches that it has not completed", "key", ": complete those"),
+    "readers": Limit(1024, "readers of the event log", "head", ": end some of them"),
     # Leaves room for the readers of others.
-    "readers of a key": Limit(32, "readers of the event log", "key"),
+    "readers of a key": Limit(32, "readers of the event log", "key", ": end some of them"),
     # Drains and emergency stops stay on disk until a person undoes them, drains also when the node never comes back.
     "drains": Limit(4096, "nodes that are being drained", "head", ": undo some of them (`rlinf-actors nodes`)"),
     "emergency stops": Limit(1000, "emergency stops of namespaces", "head", ": stop all robots instead"),
@@ -58,15 +62,16 @@ ID_CHARS = 256
 """Longest id of a tombstone. The ids that rlinf-actors makes have a few dozen characters."""
 
 
-def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
+def check(limit: str, holder: str, count: int, held: Callable[[], str], kind: str = "usage") -> None:
     """Raise Refused if *holder* has reached the limit LIMITS[*limit*].
 
-    *count* is the number of things that *holder* has already. *holder* is the holder's name in the error text.
+    *count* is the number of things that *holder* has already. *holder* is the holder's name in the error text, and
+    *held* returns which things these are, and whose (`head.owners`).
     *kind* is the `kind` of Refused, which decides the class of the error that the refused process gets.
     """
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
-        text = f"{holder} has {most} {what} already, the most that one {whose} may have{advice}"
+        text = f"{holder} has {most} {what} already, the most that one {whose} may have{advice}. They are {held()}"
         raise Refused(kind, text, logged=True)
 
 
@@ -80,38 +85,60 @@ class Quota:
     def __init__(self, limit: str) -> None:
         self._limit = limit
         self._counts: Counter[bytes | str] = Counter()
+        self._by: dict[bytes | str, Counter[bytes]] = {}
 
     def is_full(self, holder: bytes | str) -> bool:
         return bool(holder) and self._counts[holder] >= LIMITS[self._limit].most
 
-    def check(self, holder: bytes | str, name: str, kind: str = "usage") -> None:
+    def check(self, holder: bytes | str, name: str, held: Callable[[], str], kind: str = "usage") -> None:
         """Raise Refused if *holder* has reached the limit. *name* is the holder's name in the error text.
 
-        *kind* is the `kind` of Refused, which decides the class of the error that the refused process gets.
+        *held* returns which things *holder* has, and whose. *kind* is the `kind` of Refused, which decides the class
+        of the error that the refused process gets.
         """
         if holder:
-            check(self._limit, name, self._counts[holder], kind)
+            check(self._limit, name, self._counts[holder], held, kind)
 
-    def take(self, holder: bytes | str) -> None:
+    def by(self, holder: bytes | str) -> Mapping[bytes, int]:
+        """Return how many things of *holder* came by which connections, as `take` was told."""
+        return self._by.get(holder, {})
+
+    def take(self, holder: bytes | str, by: bytes = b"") -> None:
+        """Count one more thing of *holder*, which came by the connection *by*, b"" if that is not counted."""
         self._counts[holder] += 1
+        if by and holder:
+            self._by.setdefault(holder, Counter())[by] += 1
 
-    def free(self, holder: bytes | str) -> None:
-        self._counts[holder] -= 1
-        if not self._counts[holder]:
-            del self._counts[holder]
+    def free(self, holder: bytes | str, by: bytes = b"") -> None:
+        _one_less(self._counts, holder)
+        if by and holder:
+            _one_less(self._by[holder], by)
+            if not self._by[holder]:
+                del self._by[holder]
 
     def forget(self, holder: bytes | str) -> None:
         """Set the count of a holder that has ended to zero."""
         self._counts.pop(holder, None)
+        self._by.pop(holder, None)
+
+
+def _one_less(counts: Counter[K], key: K) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 class RequestQuota:
     """Counts the accepted requests that have no answer yet. Requests of local processes are not counted.
 
     Most requests are answered at once. So `begin` only notes a request, and `wait` counts it if it is still open.
+
+    Args:
+        named: returns the error text's words for how many requests came by which connections.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named: Callable[[Mapping[bytes, int]], str]) -> None:
+        self._named = named
         self._of_peer: dict[bytes, dict[int, list[tuple[Quota, str]]]] = {}
         self._peers = Quota("requests")
         self._keys = Quota("requests")
@@ -125,8 +152,8 @@ class RequestQuota:
         """
         if member.key:
             of_key = self._jobs if member.role == "worker" else self._keys
-            self._peers.check(peer, f"this connection of {member}")
-            of_key.check(member.key, str(member))
+            self._peers.check(peer, f"this connection of {member}", lambda: self._named(self._peers.by(peer)))
+            of_key.check(member.key, str(member), lambda: self._named(of_key.by(member.key)))
             self._at_hand = (peer, id, of_key, member.key)
 
     def wait(self) -> None:
@@ -135,8 +162,8 @@ class RequestQuota:
             peer, id, quota, key = self._at_hand
             self._at_hand = None
             self._of_peer.setdefault(peer, {}).setdefault(id, []).append((quota, key))
-            self._peers.take(peer)
-            quota.take(key)
+            self._peers.take(peer, peer)
+            quota.take(key, peer)
 
     def done(self, peer: bytes, id: int) -> None:
         """Stop counting a request that was answered or needs no answer. Unknown requests are ignored."""
@@ -147,8 +174,8 @@ class RequestQuota:
         if id not in waiting:
             return
         quota, key = waiting[id].pop()
-        quota.free(key)
-        self._peers.free(peer)
+        quota.free(key, peer)
+        self._peers.free(peer, peer)
         if not waiting[id]:
             del waiting[id]
         if not waiting:
@@ -159,8 +186,8 @@ class RequestQuota:
             self._at_hand = None
         for waiting in self._of_peer.pop(peer, {}).values():
             for quota, key in waiting:
-                quota.free(key)
-                self._peers.free(peer)
+                quota.free(key, peer)
+                self._peers.free(peer, peer)
 
 
 class Tombstones:

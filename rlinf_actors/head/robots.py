@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_group, of_worker
+from rlinf_actors.head.owners import first_of
 from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
@@ -195,7 +196,7 @@ class RobotTable:
 
     def _press(self, key: str, asked: EStop) -> EStopped:
         if key not in (ALL, *self._stops):
-            quotas.check("emergency stops", "the head", len(self._stops))
+            quotas.check("emergency stops", "the head", len(self._stops), lambda: first_of(self.stopped(), str))
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
         because = f": {asked.reason}" if asked.reason else ""
         reason = f"emergency stop by {asked.by}{because}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 import typing
 
 import pytest
@@ -26,6 +27,7 @@ class LogKit:
         self.timers = TimerHeap()
         self.now, self.wall = 0.0, 9.0
         self.sent: dict[int, Events] = {}
+        self.clients = self.nodes = types.SimpleNamespace(of_peer=lambda peer: None)
         self.log = EventLog(self, **options)
 
     def emit(self, command: object) -> None:
@@ -207,7 +209,7 @@ def test_waiting_readers_are_bounded():
     for id in range(LIMITS["readers"].most):
         assert kit.ask(id, wait_s=1e9) is None
     assert kit.timers.next_deadline() == 60.0
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="They are of a command of a local process: 1024$"):
         kit.ask(LIMITS["readers"].most, wait_s=1.0)
     kit.log.forget(b"p")
     assert kit.ask(LIMITS["readers"].most, wait_s=1.0) is None

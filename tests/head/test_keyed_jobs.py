@@ -98,6 +98,7 @@ def test_sessions_of_one_key_are_limited(kit, monkeypatch):
     refused = kit.ask("ann3", client_hello("ann3", namespace="ann"))
     assert isinstance(refused, Refuse)
     assert "driver 'ann' has 2 sessions with the head already" in refused.text
+    assert refused.text.count("a driver (pid ") == 2
     assert "driver 'ann' has 2 sessions" in kit.ask("admin", GetEvents()).events[-1].text
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)  # the agent repeats its message
     kit.tell("ann2", Goodbye())

@@ -282,7 +282,11 @@ def test_agentd_that_changes_its_id_often_is_limited(kit, monkeypatch):
         kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
         assert isinstance(kit.ask(f"a:n1-{n}", agent_hello(f"id{n}", hostname="n1")), Welcome)
     kit.keyed["a:more"] = kit.keyed["a:n1"]
-    assert "3 nodes already" in kit.ask("a:more", agent_hello("more", hostname="n1")).text
+    refused = kit.ask("a:more", agent_hello("more", hostname="n1")).text
+    assert "3 nodes already" in refused
+    assert refused.endswith(
+        "They are n1 (10.0.0.1), lost for 12 s; n1 (10.0.0.1), lost for 1 s; n1 (10.0.0.1), ready for 0 s"
+    )
     assert isinstance(kit.ask("a:n1-1", agent_hello("id1", hostname="n1")), Welcome), "a hello may be repeated"
 
 
@@ -291,15 +295,18 @@ def test_drivers_of_one_key_are_limited(kit):
     for n in range(LIMITS["drivers"].most):
         kit.keyed[f"b{n}"] = kit.keyed["bob"]
         last = kit.ask(f"b{n}", client_hello(f"b{n}", namespace=f"job{n}", host="host-n0", pid=1))
-    oldest = "driver 'bob', whose oldest is a driver (pid 100 on a machine without an agentd),"
-    assert (last.kind, f"{oldest} has 1000 driver processes already" in last.text) == ("usage", True)
+    assert (last.kind, "driver 'bob' has 1000 driver processes already" in last.text) == ("usage", True)
+    assert "They are a driver (pid 100 on a machine without an agentd); a driver (" in last.text
+    assert last.text.endswith("; and 997 more")
     assert isinstance(kit.driver("ann", namespace="ann"), Welcome)
 
 
 def test_namespace_stops_are_limited_and_a_stop_of_all_is_always_possible(kit):
     for n in range(LIMITS["emergency stops"].most):
         assert isinstance(kit.ask("w", EStop("me", namespace=f"made up {n}")), EStopped)
-    assert "stop all robots instead" in kit.ask("w", EStop("me", namespace="one more")).text
+    refused = kit.ask("w", EStop("me", namespace="one more")).text
+    assert "stop all robots instead. They are emergency stop by me" in refused
+    assert refused.endswith("; and 997 more")
     assert isinstance(kit.ask("w", EStop("me")), EStopped)
     assert len(kit.disk.stops) == LIMITS["emergency stops"].most + 1
 
@@ -333,7 +340,9 @@ def test_repeated_drains_of_an_agent_fill_no_file(kit, monkeypatch):
         kit.ask(f"a:n1-{n}", DrainNode(f"id{n}", "me"))
         kit.tell(f"a:n1-{n}", Goodbye())
     assert len(kit.disk.drained) == 3
-    assert "3 nodes that are being drained already" in kit.ask("admin", DrainNode("n0", "me")).text
+    refused = kit.ask("admin", DrainNode("n0", "me")).text
+    assert "3 nodes that are being drained already" in refused
+    assert "They are id0: no reason was given (by me (agent 'n1')); " in refused
 
 
 # --- other jobs ---

@@ -8,8 +8,11 @@ from keys_kit import KeysKit
 from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
+from rlinf_actors.head.owners import first_of, most_of
+from rlinf_actors.head.quotas import LIMITS
 from rlinf_actors.wire.agent_messages import Goodbye, StartWorkers
-from rlinf_actors.wire.client_messages import Detach, Done, Launch
+from rlinf_actors.wire.client_messages import Detach, Done, GetEvents, GetNodes, Launch
+from rlinf_actors.wire.launch_messages import LaunchPart, batches_of
 from rlinf_actors.wire.program import Program
 from rlinf_actors.wire.values import Claim
 
@@ -50,6 +53,40 @@ def test_refused_robots_names_and_namespaces_are_refused_with_the_driver_that_ho
     why = kit.ask("bob2", client_hello("bob2", namespace="ann")).text
     assert why.endswith(f"it is the job of driver 'ann', run by {TRAINING}")
     assert [order.owned_by for order in kit.sent(StartWorkers)] == []
+
+
+def part(number: int) -> LaunchPart:
+    launch = f"l{number}"
+    return LaunchPart("ann", f"g{number}", launch, 0, batches_of(specs(f"g{number}", [0], "ann", launch)))
+
+
+READ = GetEvents(-1, namespace="ann", wait_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "held"),
+    [
+        ("requests", lambda n: GetNodes(99, 5.0), f"of {TRAINING}: 2"),
+        ("launch parts", part, f"of {TRAINING}: 2"),
+        ("readers", lambda n: READ, f"of {TRAINING} of driver 'ann': 2"),
+        ("readers of a key", lambda n: READ, f"of {TRAINING}: 2"),
+    ],
+)
+def test_a_quota_that_is_used_up_says_by_whom(kit, monkeypatch, kind, asked, held):
+    monkeypatch.setitem(LIMITS, kind, LIMITS[kind]._replace(most=2))
+    for number in range(2):
+        assert not isinstance(kit.ask("ann", asked(number)), Refuse)
+    refused = kit.ask("ann", asked(2))
+    assert isinstance(refused, Refuse)
+    assert "2 " in refused.text
+    assert refused.text.endswith(f". They are {held}")
+
+
+def test_only_the_largest_holders_are_named():
+    assert first_of(["a", "b"], str) == "a; b"
+    assert first_of(["a", "b", "c", "d", "e"], str) == "a; b; c; and 2 more"
+    assert most_of({"a": 1, "b": 9}, str) == "of b: 9; of a: 1"
+    assert most_of({"a": 1, "b": 9, "c": 2, "d": 5, "e": 4}, str) == "of b: 9; of d: 5; of e: 4; and of 2 more"
 
 
 def test_agentd_gets_the_owner_of_the_workers_that_it_starts(kit):
