@@ -209,7 +209,7 @@ def test_waiting_readers_are_bounded():
     for id in range(LIMITS["readers"].most):
         assert kit.ask(id, wait_s=1e9) is None
     assert kit.timers.next_deadline() == 60.0
-    with pytest.raises(Refused, match="They are of a command of a local process: 1024$"):
+    with pytest.raises(Refused, match=r"They are of a command of a local process: 1024$"):
         kit.ask(LIMITS["readers"].most, wait_s=1.0)
     kit.log.forget(b"p")
     assert kit.ask(LIMITS["readers"].most, wait_s=1.0) is None
