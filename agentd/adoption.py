@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from agentd import keeper_client
-from agentd.config import Config
+from agentd.config_fields import Config
 from agentd.launch_plan import find_roots
 from agentd.run_dir import OrderLedger, RunDir, boot_id, default_run_dir, make_directories, was_stopping
 from agentd.sweep import Sweep, clear_cgroups

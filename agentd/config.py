@@ -18,11 +18,12 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from agentd.config_fields import KEYS, MIN_ROBOT_LEASE_S, MOST, MOST_DRIVERS, RELOADABLE, Config, field_of, key_of
 from rlinf_actors import config_files
 from rlinf_actors.cgroups import roots
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.notify import DEFAULT_KINDS, Notify, checked
+from rlinf_actors.head.notify import Notify, checked
 from rlinf_actors.model.names import wrong_name
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, key_at
@@ -31,8 +32,6 @@ from rlinf_actors.security.members import is_name
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Settings, Unit
 from rlinf_actors.toml_text import parse_toml
 from rlinf_actors.wire.launch_rules import ANYONE, LOCAL_DRIVERS, LaunchRules
-from rlinf_actors.wire.protocol import MAX_LEASE_S, MAX_ROBOT_LEASE_S
-from rlinf_actors.wire.values import EventKind
 
 if TYPE_CHECKING:
     from rlinf_actors.head.commands import Timing
@@ -41,108 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
-
-
-PROFILERS = ("nsys", "rocprof-sys-python", "rocprof-sys-run", "rocprof-sys-sample")
-"""The profilers that a node allows unless its agentd.toml says otherwise."""
-
-KEYS: Mapping[str, tuple[str, ...]] = {
-    "head": ("listen", "connect"),
-    "node": ("name", "id", "rank", "ip", "labels", "env"),
-    "security": ("key_file", "head_key"),
-    "paths": ("run_dir", "log_dir", "state_dir"),
-    "workers": (
-        "interpreters",
-        "prestart",
-        "stop_grace_s",
-        "cgroup",
-        "keep",
-        "log_max_mb",
-        "log_keep_days",
-        "log_total_max_gb",
-        "profilers",
-        "profile_grace_s",
-        "users",
-        "umask",
-        "limits",
-    ),
-    "admit": ("drivers", "robots", "nested", "strict"),
-    "hardware": ("probe_timeout_s", "described"),
-    "notify": ("command", "webhook", "webhook_file", "token_file", "kinds", "timeout_s"),
-    "timers": ("beat_s", "lease_s", "robot_lease_s", "head_grace_s", "probe_s", "unresponsive_s", "long_call_s"),
-}
-"""For each table of agentd.toml, its keys. Each key sets the field of Config with its name and type; see _FIELDS."""
-_FIELDS = {"node.id": "node_id", **{f"notify.{key}": f"notify_{key}" for key in KEYS["notify"]}}
-
-MIN_ROBOT_LEASE_S = 0.5
-MOST_DRIVERS = 1024  # in one list of drivers, which the head gets (bounds.SomeOf)
-MOST: Mapping[str, float] = {
-    "beat_s": 900, "lease_s": MAX_LEASE_S, "robot_lease_s": MAX_ROBOT_LEASE_S, "head_grace_s": 7 * 86400,
-    "probe_timeout_s": 3600, "probe_s": 3600, "unresponsive_s": 86400, "long_call_s": 7 * 86400, "stop_grace_s": 3600,
-    "profile_grace_s": 86400, "log_max_mb": 1e9, "log_keep_days": 36500, "log_total_max_gb": 1e9,
-}  # fmt: skip
-"""The highest value of each number. A lease that never expires would leave a robot moving without its owner."""
-
-
-class Config(msgspec.Struct, frozen=True):
-    """agentd's configuration, from the files, the environment and the command line. Frozen."""
-
-    head: bool = False  # True if the head runs in this process
-    listen: str | None = None  # HOST:PORT of that head; None for unix sockets only
-    connect: str | None = None  # HOST:PORT or endpoint of a head elsewhere
-    embedded: bool = False  # True if a driver owns this process
-    owner_pid: int | None = None  # pid of that driver, None without one
-    owner_start: int = 0  # start of the driver in clock ticks since boot; 0 if unknown
-    ready_fd: int = -1  # inherited pipe to that driver, -1 without
-    of_run: bool = False  # True if `rlinf-actors run` owns this process: it ends when stdin closes
-    prestart: tuple[str, ...] | None = None  # modules of a template to start before any launch; None for no template
-    run_dir: str | None = None  # directory of sockets, None for this user's default
-    log_dir: str | None = None  # parent directory of the workers' log files, None for the default
-    state_dir: str | None = None  # where the head keeps its state on disk, None for head.state_place
-    node_id: str | None = None  # stays the same over restarts; None to derive it (node_report.node_id)
-    name: str | None = None  # the node's name for people, None for the host's name
-    rank: int | None = None  # the node's rank, None if the head chooses
-    ip: str | None = None  # the node's address, None to ask the kernel
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict)  # labels of the node, for placement
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)  # environment variables of workers on this node
-    interpreters: tuple[str, ...] | None = (
-        None  # directories of interpreters; None for launch_plan.allowed_interpreters
-    )
-    described: str | None = None  # JSON file with hardware to report instead of the real hardware
-    probe_timeout_s: float = 8.0  # seconds that each vendor's library may take
-    key_file: str | None = None  # this agentd's key file; None for the file in the key directory
-    key_fd: int = -1  # inherited descriptor of the key file, -1 without
-    head_key: str | None = None  # public key of the head, None for the key in the key file
-    insecure: bool = False  # True to allow TCP outside loopback without keys
-    beat_s: float = 1.0  # seconds between heartbeats of nodes and drivers (head only)
-    lease_s: float = 10.0  # silence after which nodes and drivers are lost (head only)
-    robot_lease_s: float = 2.0  # seconds that robot workers go on without the head (head only)
-    head_grace_s: float = 120.0  # seconds that workers live while no head runs
-    probe_s: float = 2.0  # seconds between two health probes of workers
-    unresponsive_s: float = 5.0  # silence after which a worker is shown as unresponsive
-    long_call_s: float = 10.0  # running time after which a call is shown
-    stop_grace_s: float = 3.0  # seconds between SIGTERM and SIGKILL when agentd stops
-    cgroup: str = "auto"  # where workers' cgroups are made: "auto", "off" or a directory of cgroup v2
-    keep: bool = True  # True if workers without robots outlive agentd, for the next one, unless agentd was stopped
-    log_max_mb: float = 256.0  # MiB at which a worker's log file is rotated (one older part is kept); 0 for never
-    log_keep_days: float = 30.0  # days after which log files of ended workers are removed; 0 for never
-    log_total_max_gb: float = 50.0  # GiB of all log files beyond which the oldest of ended workers go; 0 for no limit
-    profilers: tuple[str, ...] = PROFILERS  # programs under which workers may be started: names in PATH, or paths
-    profile_grace_s: float = 60.0  # seconds that a profiler has to write its report after its worker's end
-    users: Mapping[str, str] = msgspec.field(default_factory=dict)  # user of the workers of each driver's key
-    umask: int = 0o077  # umask of workers that run as another user than agentd
-    limits: Mapping[str, int] = msgspec.field(default_factory=dict)  # resource limits of these workers; -1 for none
-    drivers: tuple[str, ...] | None = None  # drivers that may launch here: NAME, @GROUP, @local or *; None for all
-    robots: tuple[str, ...] | None = None  # those of them whose workers may hold robots here; None for all of them
-    nested: bool = True  # False if workers may not launch here, but only drivers
-    strict: bool = False  # without `drivers`: True to admit no driver, False to admit all
-    notify_command: tuple[str, ...] = ()  # program, with its arguments, to run for each event (head only)
-    notify_webhook: str = ""  # URL to which each event is posted (head only)
-    notify_webhook_file: str = ""  # file with that URL, if it is a secret (head only)
-    notify_token_file: str = ""  # file with the bearer token for that URL (head only)
-    notify_kinds: tuple[EventKind, ...] = DEFAULT_KINDS  # kinds of events for command and webhook (head only)
-    notify_timeout_s: float = 10.0  # seconds that each may take for an event (head only)
-    files: tuple[str, ...] = ()  # configuration files that were read
 
 
 def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
@@ -220,7 +117,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     file = convert(parse_toml(config_files.read_text(path), str(path)), _file_struct(), f"{path}: ")
     values = {
-        _field(table, key): value
+        field_of(table, key): value
         for table, keys in KEYS.items()
         for key in keys
         if (value := getattr(getattr(file, table), key)) is not None
@@ -237,22 +134,10 @@ def _file_struct() -> type[msgspec.Struct]:
     types = get_type_hints(Config)
     tables: list[tuple[str, Any, Any]] = []
     for table, keys in KEYS.items():
-        columns = [(key, Union[types[_field(table, key)], None], None) for key in keys]
+        columns = [(key, Union[types[field_of(table, key)], None], None) for key in keys]
         struct = msgspec.defstruct(table, columns, forbid_unknown_fields=True, frozen=True)
         tables.append((table, Annotated[struct, Meta(description=f"a table: [{table}]")], struct()))
     return msgspec.defstruct("AgentdToml", tables, forbid_unknown_fields=True)
-
-
-def _field(table: str, key: str) -> str:
-    return _FIELDS.get(f"{table}.{key}", key)
-
-
-def key_of(field_name: str) -> str:
-    """Return the key of agentd.toml that sets a field of Config, such as ``node.name``. Return the field's name if no
-    key sets the field.
-    """
-    keys = (f"{table}.{key}" for table, keys in KEYS.items() for key in keys if _field(table, key) == field_name)
-    return next(keys, field_name)
 
 
 def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -391,11 +276,6 @@ def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-RELOADABLE = (
-    "env", "labels", "stop_grace_s", "drivers", "robots", "nested", "strict", "log_keep_days", "log_total_max_gb",
-)  # fmt: skip
-"""Fields of Config that change without a restart: for new workers, at the next stop, and for log files. The next hello,
-which is sent at once, has them."""
 _OF_NO_EFFECT = ("files",)
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentd.config import (
-    Config,
     default_log_dir,
     head_timing,
     inherited_environment,
@@ -33,6 +32,7 @@ from agentd.config import (
     own_key,
     reload,
 )
+from agentd.config_fields import Config
 from agentd.owner import watch_owner, watch_stdin
 from agentd.status_reporter import StatusReporter
 from rlinf_actors import procfs

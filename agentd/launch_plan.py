@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from agentd.config import Config, default_log_dir
+from agentd.config import default_log_dir
+from agentd.config_fields import Config
 from agentd.keeper_client import pid_of
 from agentd.sweep import clear_cgroups
 from agentd.users import User, Users, as_user

@@ -30,7 +30,7 @@ from rlinf_actors.net.loop import Tasks
 from rlinf_actors.wire.log_values import TIMES
 
 if TYPE_CHECKING:
-    from agentd.config import Config
+    from agentd.config_fields import Config
     from agentd.launch_plan import Site
     from agentd.worker_process import WorkerProcess
 

@@ -23,7 +23,8 @@ import msgspec
 from msgspec.structs import replace
 
 from agentd import keeper
-from agentd.config import Config, launch_rules
+from agentd.config import launch_rules
+from agentd.config_fields import Config
 from agentd.launch_plan import Rules, find_interpreter, process_environment
 from agentd.users import User, Users
 from rlinf_actors.config_files import read_text

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from agentd import keeper, launch_plan
-from agentd.config import Config
+from agentd.config_fields import Config
 from agentd.keeper_client import KeeperClient, Started
 from agentd.launch_plan import Site, TemplateKey
 from agentd.run_dir import make_directories, remove_template_files

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentd.config import Config
+from agentd.config_fields import Config
 from agentd.run_dir import MAX_RUN_DIR, link_package
 from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError

@@ -1,7 +1,7 @@
-"""All environment variables that configure the project. No other module reads os.environ for configuration.
+"""What environment variables configure. No other module reads os.environ for configuration.
 
 `Settings.load` and `Unit.load` build one frozen value each, at the start of a process; the rest of the code takes the
-value as an argument. Any thread.
+value as an argument. Any thread. `variables` has their names, which are names here too.
 """
 
 from __future__ import annotations
@@ -17,82 +17,7 @@ from msgspec import Meta
 
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
-
-HEAD = "RLINF_HEAD"
-NODE_RANK = "RLINF_NODE_RANK"
-NUM_NODES = "RLINF_ACTORS_NUM_NODES"
-PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
-EXT_MODULE = "RLINF_EXT_MODULE"
-COMM_NET_DEVICES = "RLINF_COMM_NET_DEVICES"
-TIMEOUT_MINUTES = "RLINF_TIMEOUT"
-LOG_LEVEL = "RLINF_LOG_LEVEL"
-CATCH_FAILURE = "RLINF_CATCH_FAILURE"
-"""1: workers print their Python stacks when SIGQUIT, SIGUSR1 or SIGUSR2 ends them."""
-PTRACE = "RLINF_ACTORS_PTRACE"
-"""1: workers let all processes that their template starts trace them, from their start."""
-PYTHONBREAKPOINT = "PYTHONBREAKPOINT"
-"""Python's own: the function that `breakpoint()` calls, 0 for none."""
-WAIT_LINES = "RLINF_ACTORS_WAIT_LINES"
-PROGRESS = "RLINF_ACTORS_PROGRESS"
-RUN_DIR = "RLINF_ACTORS_RUN_DIR"
-HEADS_DIR = "RLINF_ACTORS_HEADS"
-LOG_DIR = "RLINF_ACTORS_LOG_DIR"
-CONFIG_FILE = "RLINF_ACTORS_CONFIG"
-CLIENT_CONFIG = "RLINF_ACTORS_CLIENT_CONFIG"
-INSECURE_TEST_NETWORK = "RLINF_ACTORS_INSECURE_TEST_NETWORK"
-CHANNEL_BYTES = "RLINF_ACTORS_CHANNEL_BYTES"
-KEPT_LOGS = "RLINF_ACTORS_KEPT_LOGS"
-RAW_OUTPUT = "RLINF_ACTORS_RAW_OUTPUT"
-LOG_FORMAT = "RLINF_ACTORS_LOG_FORMAT"
-LOG_JOIN = "RLINF_ACTORS_LOG_JOIN"
-LOG_RATE = "RLINF_ACTORS_LOG_RATE"
-LOST_ERRORS = "RLINF_ACTORS_LOST_ERRORS"
-ROBOT_OWNER_MUST_ANSWER = "RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER"
-SEND_WINDOW = "RLINF_ACTORS_SEND_WINDOW"
-PATHS = "RLINF_ACTORS_PATHS"
-SHARED_MEMORY = "RLINF_ACTORS_SHARED_MEMORY"
-LOCAL_LINK = "RLINF_ACTORS_LOCAL_LINK"
-RELAY_FROM = "RLINF_ACTORS_RELAY_FROM"
-FAULTS = "RLINF_ACTORS_FAULTS"
-NET_EMULATION = "RLINF_ACTORS_NET_EMULATION"
-"""Set in every worker of a job whose configuration has ``net_emulation``: that section, in JSON."""
-LISTEN = "RLINF_ACTORS_LISTEN"
-KEEPER = "RLINF_ACTORS_KEEPER"
-KEY_DIR = "RLINF_ACTORS_KEYS"
-KEY_FILE = "RLINF_ACTORS_KEY_FILE"
-HEAD_KEY = "RLINF_ACTORS_HEAD_KEY"
-CODE_WORKING_DIR = "RLINF_CODE_WORKING_DIR"
-CACHE_DIR = "RLINF_ACTORS_CACHE_DIR"
-CODE_BYTES = "RLINF_ACTORS_CODE_BYTES"
-CODE_FILES = "RLINF_ACTORS_CODE_FILES"
-CODE_CACHE_BYTES = "RLINF_ACTORS_CODE_CACHE_BYTES"
-ENVIRONMENTS_KEPT = "RLINF_ACTORS_ENVIRONMENTS_KEPT"
-CODE_HASH = "RLINF_ACTORS_CODE_HASH"
-CODE_DIR = "RLINF_ACTORS_CODE_DIR"
-"""Set in the workers that run code which their driver sent: its hash, and the directory of their copy."""
-SLURM_NODE = "SLURMD_NODENAME"
-"""Set by Slurm in each task: the name of its node."""
-STATE_DIR = "STATE_DIRECTORY"
-"""Set by systemd for a unit with StateDirectory=."""
-FOR_THE_UNIT_ALONE = frozenset(
-    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
-     "JOURNAL_STREAM", "MAINPID", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "FDSTORE",
-     "CREDENTIALS_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY", "CONFIGURATION_DIRECTORY",
-     STATE_DIR, LISTEN, KEEPER, KEY_FILE}
-)  # fmt: skip
-"""Variables of systemd and agentd for one process of a unit. Its children do not inherit them."""
-NAMESPACE = "CLUSTER_NAMESPACE"
-CHILDREN = "RLINF_ACTORS_CHILDREN"
-"""Set in every worker to the socket where its child processes become members. Not a secret."""
-DROPIN = "RLINF_ACTORS_DROPIN"
-"""1 in processes that serve rlinf.scheduler from rlinf_actors, and in their workers (rlinf_actors.dropin)."""
-CLUSTER_MARK = "RLINF_ACTORS_CLUSTER"
-"""Set in the agentd of a private cluster, and inherited by its processes: the run directory."""
-PROBE_ROOT = "RLINF_ACTORS_PROBE_ROOT"
-PROBE_LIMIT = "RLINF_ACTORS_PROBE_LIMIT"
-"""Set by the hardware probe in its child processes: seconds until the probe kills the child."""
-TEST_MARK = "RLINF_ACTORS_TEST"
-"""Set by the pytest plugin during a test, so that processes left by the test can be found."""
+from rlinf_actors.variables import *
 
 DEFAULT_SEND_WINDOW = 64 << 20
 MIN_SEND_WINDOW = 1 << 20
@@ -100,6 +25,8 @@ MIN_SEND_WINDOW = 1 << 20
 DEFAULT_SHARED_MEMORY = 1 << 30
 DEFAULT_RELAY_FROM = 64
 DEFAULT_CHANNEL_BYTES = 8 << 30
+DEFAULT_LOG_RATE = 100.0
+DEFAULT_WAIT_LINES_S = 60.0
 
 _Minutes: Any = Annotated[float, Meta(gt=0, description="a number of minutes above 0")]
 _Seconds: Any = Annotated[float, Meta(ge=0, le=86400, description="a number of seconds from 0 to 86400")]
@@ -213,9 +140,9 @@ class Settings(msgspec.Struct, frozen=True):
     kept_logs: str | None = None
     raw_output: bool = False
     log_join: bool = True
-    log_rate: float = 100.0
+    log_rate: float = DEFAULT_LOG_RATE
     progress: bool = True
-    wait_lines_s: float = 60.0
+    wait_lines_s: float = DEFAULT_WAIT_LINES_S
     code_working_dir: str | None = None
     code_dir: str | None = None
 
@@ -271,10 +198,10 @@ class Settings(msgspec.Struct, frozen=True):
             key_dir=env.get(KEY_DIR) or None,
             kept_logs=_kept_logs(env),
             progress=typed(PROGRESS, _YesOrNo) != "0",
-            wait_lines_s=typed(WAIT_LINES, _Seconds, 60.0),
+            wait_lines_s=typed(WAIT_LINES, _Seconds, DEFAULT_WAIT_LINES_S),
             raw_output=typed(RAW_OUTPUT, _YesOrNo) == "1",
             log_join=typed(LOG_JOIN, _YesOrNo, "1") == "1",
-            log_rate=typed(LOG_RATE, _Rate, 100.0),
+            log_rate=typed(LOG_RATE, _Rate, DEFAULT_LOG_RATE),
             code_working_dir=env.get(CODE_WORKING_DIR),
             code_dir=env.get(CODE_DIR) or None,
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),
@@ -438,7 +365,7 @@ def takes_sequences(stream: Any) -> bool:
     isatty = getattr(stream, "isatty", None)
     if isatty is None or not isatty():
         return False
-    return os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+    return os.environ.get(TERM) != "dumb" and not os.environ.get(NO_COLOR)
 
 
 def _kept_logs(env: Mapping[str, str]) -> str | None:

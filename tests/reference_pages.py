@@ -250,6 +250,13 @@ def message_bounds() -> str:
     return "\n".join(lines) + "\n" + page()
 
 
+def settings() -> str:
+    """docs/reference/settings.md."""
+    from tests.settings_page import page
+
+    return f"# Settings\n\n{NOTE}\n\n{page()}"
+
+
 PAGES = {
     "api.md": api,
     "cli.md": cli,
@@ -257,6 +264,7 @@ PAGES = {
     "errors.md": errors,
     "message-bounds.md": message_bounds,
     "rlinf-names.md": rlinf_names,
+    "settings.md": settings,
 }
 
 if __name__ == "__main__":

@@ -44,9 +44,13 @@ CLIENT_FILE = "rlinf-actors/client.toml"
 """Path of a client file, relative to /etc and to the user's configuration directory."""
 
 
-class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
+class ClientFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a client file. docs/reference/settings.md has their docstrings."""
+
     head: Annotated[str, Meta(min_length=1)] | None = None
+    """HOST:PORT of the head that scripts and `rlinf-actors` use if RLINF_HEAD is not set."""
     key_file: Annotated[str, Meta(min_length=1)] | None = None
+    """The key file that they use if neither RLINF_ACTORS_KEYS nor RLINF_ACTORS_KEY_FILE is set."""
 
 
 # --- the client file ---
@@ -112,7 +116,7 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
         values = parse_toml(data.decode(), path)
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not TOML: {error}", path=path) from None
-    found = convert(values, _ClientFile, f"{path}: ")
+    found = convert(values, ClientFile, f"{path}: ")
     return {key: value for key, value in msgspec.structs.asdict(found).items() if value is not None}
 
 

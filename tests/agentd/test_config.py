@@ -10,18 +10,15 @@ import pytest
 
 from agentd import node_report
 from agentd.config import (
-    KEYS,
-    RELOADABLE,
     Changes,
-    Config,
     check_files,
     for_reaping,
     inherited_environment,
-    key_of,
     launch_rules,
     load,
     reload,
 )
+from agentd.config_fields import KEYS, RELOADABLE, Config, key_of
 from agentd.run_dir import RunDir, default_run_dir
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address

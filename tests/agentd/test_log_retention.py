@@ -15,7 +15,7 @@ import pytest
 from workers_kit import children, order, spec
 
 from agentd import log_retention
-from agentd.config import Config
+from agentd.config_fields import Config
 from agentd.log_retention import GIB, RECENT_S, Limits, LogRetention, WorkerFiles, removable
 from agentd.logs import LogForwarder
 from agentd.users import Users, as_user

@@ -4,7 +4,7 @@ import os
 
 from workers_kit import children, order, spec
 
-from agentd.config import Config
+from agentd.config_fields import Config
 from agentd.template_start import order_first
 from rlinf_actors import procfs
 

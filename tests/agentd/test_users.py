@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentd import users
-from agentd.config import Config
+from agentd.config_fields import Config
 from agentd.launch_plan import Rules, find_interpreter
 from agentd.users import User, Users, as_user
 from rlinf_actors import procfs

@@ -52,7 +52,7 @@ def test_import_path_of_a_worker_begins_with_the_code():
 
 
 def test_environments_of_the_node_are_allowed_as_interpreters(tmp_path):
-    from agentd.config import Config
+    from agentd.config_fields import Config
     from rlinf_actors.wire.values import NodeReport
 
     report = NodeReport("n", "n", "10.0.0.1", "h", 1, 1, "3.11", "/usr/bin/python3")

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from agentd import config as agentd_config
+from agentd.config_fields import KEYS
 from agentd.node_report import read_described
 from rlinf_actors import config_files
 from rlinf_actors.codesync import pip_settings
@@ -134,7 +135,7 @@ def test_wrong_names_of_variables_are_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e300"])
-@pytest.mark.parametrize("key", agentd_config.KEYS["timers"])
+@pytest.mark.parametrize("key", KEYS["timers"])
 def test_timers_have_upper_bounds(tmp_path, key, value):
     path = tmp_path / "agentd.toml"
     path.write_text(f"[timers]\n{key} = {value}\n")
