@@ -88,6 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run the tests marked nightly too (tests/nightly.py)")
     parser.addoption("--look-up", action="store_true", help="ask the package index (tests/packaging/test_aarch64.py)")
     parser.addoption("--rounds", type=int, default=1, help="times as many random examples (tests/pace.py)")
+    parser.addoption("--engine", default="", help="podman, docker or any (tests/packaging/test_image.py)")
     parser.addoption("--figures", metavar="FILE", help="append what tests measure to that file (tests/nightly.py)")
     parser.addoption("--slowness", type=float, default=1.0, help="how much slower timers of tests are (tests/pace.py)")
     parser.addoption("--soak-gib", type=float, default=1, help="GiB through shared memory (tests/soak)")

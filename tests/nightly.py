@@ -163,6 +163,7 @@ LEGS = (
     Leg("requeued jobs of Slurm", tests("tests/cli/test_run_in_slurm.py", "--rounds", "{size}"),
         5, "starts", 900, least=2),
     Leg("aarch64 wheels", tests("tests/packaging/test_aarch64.py", "--look-up"), 1, "time", 600),
+    Leg("image", tests("tests/packaging/test_image.py", "--engine", "any"), 1, "time", 1800),
 )  # fmt: skip
 
 
