@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from rlinf_actors.head.notify import DEFAULT_KINDS
+from rlinf_actors.wire.event_values import EventKind
 from rlinf_actors.wire.protocol import MAX_LEASE_S, MAX_ROBOT_LEASE_S
-from rlinf_actors.wire.values import EventKind
 
 PROFILERS = ("nsys", "rocprof-sys-python", "rocprof-sys-run", "rocprof-sys-sample")
 """The profilers that a node allows unless its agentd.toml says otherwise."""

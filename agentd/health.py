@@ -49,8 +49,8 @@ class HealthTimes(msgspec.Struct, frozen=True):
 
 
 class _WorkerState(msgspec.Struct):
-    """The health of one worker: its last answer, the health that was last reported to the head, and the time `since`
-    when the reported condition began.
+    """The health of one worker: its last answer, the health that was last reported to the head, the time `since` when
+    the reported condition began, and the time `stopped_at` when it reached the breakpoint that it is in.
     """
 
     template: int
@@ -58,6 +58,7 @@ class _WorkerState(msgspec.Struct):
     pong: Pong
     reported: WorkerHealth
     since: float = 0.0
+    stopped_at: float = 0.0
 
 
 class HealthTable(msgspec.Struct):
@@ -104,6 +105,7 @@ class HealthTable(msgspec.Struct):
         for pong in pongs:
             known = self.workers.get(pong.id)
             if known is not None and known.template == template:
+                known.stopped_at = known.stopped_at if known.pong.breakpoint else now
                 known.answered_at, known.pong = now, pong
 
     def stalled(self, seconds: float, now: float) -> None:
@@ -136,7 +138,8 @@ class HealthTable(msgspec.Struct):
         waiting = worker.pong.waiting if method else 0
         worker.since = since
         for_s = now - since if since else 0.0
-        worker.reported = WorkerHealth(worker.pong.id, unresponsive, method, for_s, waiting, place)
+        stopped_s = now - worker.stopped_at if place else 0.0
+        worker.reported = WorkerHealth(worker.pong.id, unresponsive, method, for_s, waiting, place, stopped_s)
         return worker.reported
 
 

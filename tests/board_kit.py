@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from rlinf_actors.sampling.sample import Board, Sample
 from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.figure_values import (
     ChannelFigures,
     DeviceFigures,
@@ -16,7 +19,6 @@ from rlinf_actors.wire.figure_values import (
 )
 from rlinf_actors.wire.program import DriverState, Program
 from rlinf_actors.wire.values import (
-    ClusterEvent,
     ExitReport,
     GroupState,
     HardwareReport,
@@ -41,13 +43,16 @@ def node(number: int, state: str = "ready", gpus: int = 2) -> NodeState:
     return NodeState(report, f"inc-{number}", number, state, 0.5, number == 0)
 
 
-def status(workers: int = 2, hostile: str = HOSTILE) -> Status:
+def status(workers: int = 2, hostile: str = HOSTILE, place: str = "") -> Status:
+    """Return the state of a cluster. *place* is where rollout:1 waits in a breakpoint."""
     nodes = [node(0), node(1, "suspect"), node(2, "lost", gpus=0)]
     states = [WorkerState(f"w-{rank}", rank, rank % 2, "10.0.0.1", "running", 100 + rank) for rank in range(workers)]
     states[0] = WorkerState(
         "w-0", 0, 0, "10.0.0.0", "running", 100, restarts=1, pulse=WorkerPulse("it is silent", since=1.0),
         exit=ExitReport("signalled", signal=9, stderr_tail=[hostile]),
     )  # fmt: skip
+    if place:
+        states[1] = replace(states[1], pulse=WorkerPulse(breakpoint=place, breakpoint_since=40.0))
     host = WorkerState("c-0", 0, 0, "10.0.0.0", "running", 300)
     groups = [
         GroupState("job-a", "rollout", f"m:{hostile}", "d", "running", states),
@@ -84,13 +89,20 @@ def figures(at: float, done: int, hostile: str = HOSTILE) -> dict[str, NodeFigur
     }  # fmt: skip
 
 
-def board(hostile: str = HOSTILE) -> Board:
-    """A board after three rounds, one each 5 s, with 10 calls of each worker in each."""
+def board(hostile: str = HOSTILE, place: str = "") -> Board:
+    """A board after three rounds, one each 5 s, with 10 calls of each worker in each. *place* is as in `status`."""
     found = Board()
     for number in range(3):
         at = 100.0 + 5.0 * number
         sample = Sample(
-            1e9 + at, at, status(hostile=hostile), figures(at, 10 * (number + 1), hostile), {}, "", 0.002, 0.02
+            1e9 + at,
+            at,
+            status(hostile=hostile, place=place),
+            figures(at, 10 * (number + 1), hostile),
+            {},
+            "",
+            0.002,
+            0.02,
         )
         found.take(sample)
     found.take_events([ClusterEvent(1, 1e9, "worker_died", f"worker rollout:0 died: {hostile}", "gpu-0")])

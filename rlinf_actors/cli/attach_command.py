@@ -33,9 +33,9 @@ from rlinf_actors.wire.debug_values import (
     DebugAnswer,
     DebugQuestion,
 )
+from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.node_questions import AskNode, answer_of
 from rlinf_actors.wire.protocol import QUESTIONS, expected
-from rlinf_actors.wire.values import ClusterEvent
 
 WAIT_S = 10.0
 """Seconds that a worker waits for something to say."""

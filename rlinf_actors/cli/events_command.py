@@ -17,9 +17,8 @@ from rlinf_actors.cluster.event_stream import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.wire.client_messages import Events
-from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.protocol import expected
-from rlinf_actors.wire.values import ClusterEvent
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -17,7 +17,8 @@ from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsE
 from rlinf_actors.runtime.progress import Facts, named
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import Drained, DrainNode, Events, Status
-from rlinf_actors.wire.values import ClusterEvent, NodeState
+from rlinf_actors.wire.event_values import ClusterEvent
+from rlinf_actors.wire.values import NodeState
 
 _ENDS = ("node_drained", "node_undrained", "node_lost", "node_left")
 """Kinds of events after which `node drain --wait` no longer waits."""

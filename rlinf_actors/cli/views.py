@@ -411,7 +411,7 @@ def _state(row: dict[str, Any]) -> str:
     if row["unresponsive"]:
         return f"unresponsive for {duration(row['for_s'])}"
     if row["breakpoint"]:
-        return f"{row['state']}, waits in a breakpoint at {row['breakpoint']}"
+        return f"{row['state']}, waits in a breakpoint at {row['breakpoint']} for {duration(row['breakpoint_for_s'])}"
     if row["method"]:
         waiting = f", {row['waiting']} more wait" if row["waiting"] else ""
         return f"{row['state']}, in {row['method']}() for {duration(row['for_s'])}{waiting}"
@@ -424,7 +424,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: boo
 
     ``unresponsive`` is the reason why the worker does not answer, and ``method`` the name of a call that has run for
     long, ``breakpoint`` where a thread waits in a breakpoint. Each is "" if there is no such condition.
-    ``for_s`` is how long the condition has lasted, in seconds.
+    ``for_s`` is how long the silence or the call has lasted, and ``breakpoint_for_s`` the breakpoint, in seconds.
     ``process`` is None unless the worker runs on this machine (*near* is True).
     """
     pulse = worker.pulse or WorkerPulse()
@@ -446,6 +446,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: boo
         "method": pulse.method,
         "waiting": pulse.waiting,
         "breakpoint": pulse.breakpoint,
+        "breakpoint_for_s": round(max(0.0, now - pulse.breakpoint_since), 3) if pulse.breakpoint_since else 0.0,
         "for_s": round(max(0.0, now - pulse.since), 3) if worker.pulse else 0.0,
         "exit": worker.exit and msgspec.structs.asdict(worker.exit),
     }

@@ -17,9 +17,9 @@ from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.host import host_key
 from rlinf_actors.runtime.progress import Facts, named, seen
-from rlinf_actors.runtime.worker_ends import attach_command
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import KillWorker, Status, WorkerKilled
+from rlinf_actors.wire.debug_values import attach_command
 from rlinf_actors.wire.protocol import KILLS
 from rlinf_actors.wire.values import GroupState, WorkerState
 
@@ -66,7 +66,8 @@ def show(target: str, job: str, head: str | None, as_json: bool) -> None:
     if found["unresponsive"]:
         fields["silent"] = f"{found['unresponsive']}, for {duration(found['for_s'])}"
     if found["breakpoint"]:
-        fields["breakpoint"] = f"at {found['breakpoint']}: {attach_command(found['name'], found['namespace'])}"
+        how = attach_command(found["name"], found["namespace"])
+        fields["breakpoint"] = f"at {found['breakpoint']} for {duration(found['breakpoint_for_s'])}: {how}"
     if found["method"]:
         waiting = f", {found['waiting']} more wait" if found["waiting"] else ""
         fields["call"] = f"{found['method']}() for {duration(found['for_s'])}{waiting}"

@@ -11,7 +11,7 @@ from typing import get_args
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire.client_messages import Events, GetEvents
-from rlinf_actors.wire.values import ClusterEvent, EventKind
+from rlinf_actors.wire.event_values import ClusterEvent, EventKind
 
 KINDS: tuple[str, ...] = get_args(EventKind)
 WAIT_S = 3.0

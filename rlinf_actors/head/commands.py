@@ -13,8 +13,9 @@ import msgspec
 
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.control_codec import Body
+from rlinf_actors.wire.event_values import ClusterEvent, EventKind
 from rlinf_actors.wire.key_messages import KeyState
-from rlinf_actors.wire.values import ClusterEvent, EventKind, ExitReport, NodeReport
+from rlinf_actors.wire.values import ExitReport, NodeReport
 
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
 """Kinds of tombstones. The ids are incarnations of lost agentds, of replaced agentds and of clients, and worker ids."""

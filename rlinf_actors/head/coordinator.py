@@ -39,6 +39,7 @@ from typing import cast
 from rlinf_actors.head import commands
 from rlinf_actors.head.admission import Admission
 from rlinf_actors.head.authority import Authority
+from rlinf_actors.head.breakpoints import BreakpointLog
 from rlinf_actors.head.client_table import ClientTable, abandoned
 from rlinf_actors.head.event_log import EventLog, of_driver, of_node, shown
 from rlinf_actors.head.group_slices import GroupSlices
@@ -122,6 +123,7 @@ class Coordinator:
         self.unexpected = 0
         self.log = EventLog(self, before=before.events)
         self.refusals = RefusalLog(self)
+        self.breakpoints = BreakpointLog(self)
         self.requests = RequestQuota(lambda counts: processes(self, counts))
         self.keys = KeyRegistry(self.emit, before, own, lambda ended, why: self.key_ends.begin(ended, why))
         self.jobs = Jobs(self, new_token, job_key, before)

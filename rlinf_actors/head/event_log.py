@@ -28,8 +28,9 @@ from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.endings import ending, orderly
+from rlinf_actors.wire.event_values import ClusterEvent, EventKind
 from rlinf_actors.wire.protocol import printable
-from rlinf_actors.wire.values import ClusterEvent, EventKind, WorkerState
+from rlinf_actors.wire.values import WorkerState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from rlinf_actors.head.commands import KeptEvent, PastEvents
-from rlinf_actors.wire.values import ClusterEvent
+from rlinf_actors.wire.event_values import ClusterEvent
 
 log = logging.getLogger(__name__)
 

@@ -29,10 +29,9 @@ from rlinf_actors.head import post_event
 from rlinf_actors.head.notify import Notify, check_url, read_secret
 from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE
-from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.protocol import printable
-from rlinf_actors.wire.values import ClusterEvent
 
 log = logging.getLogger(__name__)
 

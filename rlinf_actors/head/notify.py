@@ -16,7 +16,7 @@ from rlinf_actors import config_files
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.toml_text import parse_toml
-from rlinf_actors.wire.values import EventKind
+from rlinf_actors.wire.event_values import EventKind
 
 DEFAULT_KINDS: tuple[EventKind, ...] = ("worker_died", "node_lost", "estop")
 DEFAULT_FILE = Path("/etc/rlinf-actors/head.toml")

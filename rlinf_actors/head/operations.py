@@ -282,6 +282,9 @@ class NodeQueries:
         if query is not None and query.node.incarnation == node.incarnation and type(body.answer) is query.found:
             self._remove(body.id)
             self._head.emit(commands.Answer(query.peer, query.id, query.reply(body.answer)))
+            asked = query.order.question
+            if isinstance(asked, DebugQuestion) and isinstance(body.answer, DebugAnswer):
+                self._head.breakpoints.asked(node, asked, body.answer)
 
     def node_back(self, node: Node) -> None:
         """Resend the open queries to a reconnected node, because its previous connection may have lost them."""
@@ -349,9 +352,14 @@ class WorkerHealthLog:
 
     def _note(self, node: Node, worker: WorkerRecord, health: WorkerHealth) -> None:
         before, name, wall = worker.pulse, node.report.hostname, self._head.wall
-        notable = health.unresponsive or health.method or health.breakpoint
-        pulse = WorkerPulse(health.unresponsive, health.method, wall - health.for_s, health.waiting, health.breakpoint)
-        worker.pulse = pulse if notable else None
+        place, since = health.breakpoint, wall - health.breakpoint_s
+        stopped = before.breakpoint if before is not None else ""
+        if health.unresponsive and before is not None:  # it says nothing of breakpoints meanwhile
+            place, since = before.breakpoint, before.breakpoint_since
+        self._head.breakpoints.changed(node, worker, stopped, place)
+        since = since if place else 0.0
+        pulse = WorkerPulse(health.unresponsive, health.method, wall - health.for_s, health.waiting, place, since)
+        worker.pulse = pulse if health.unresponsive or health.method or place else None
         was = before.unresponsive if before is not None else ""
         if health.unresponsive and not was:
             text = f"is unresponsive: {health.unresponsive}, for {health.for_s:.0f} s now; it is not killed for that"

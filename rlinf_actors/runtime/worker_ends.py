@@ -17,9 +17,11 @@ from rlinf_actors.errors import (
     WorkerDiedError,
     WorkerStartError,
 )
+from rlinf_actors.model.readable import duration
 from rlinf_actors.wire import frames
+from rlinf_actors.wire.debug_values import attach_command
 from rlinf_actors.wire.endings import ending, orderly
-from rlinf_actors.wire.values import ExitReport, WorkerState
+from rlinf_actors.wire.values import ExitReport, WorkerPulse, WorkerState
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.remote_group import RemoteGroup
@@ -87,6 +89,9 @@ def note_breakpoint(name: str, namespace: str, before: WorkerState | None, now: 
         log.warning("%s waits in a breakpoint at %s: %s", name, place, attach_command(name, namespace))
 
 
-def attach_command(name: str, namespace: str) -> str:
-    """Return the command that attaches to a worker. It names the job, because other jobs may have such a group too."""
-    return f"rlinf-actors attach {name} --job {namespace}"
+def breakpoint_clause(name: str, namespace: str, pulse: WorkerPulse, now: float) -> str:
+    """Return where a worker, by its name, has been waiting in a breakpoint at the time *now* of the head, for how long,
+    and how to attach.
+    """
+    waited = duration(max(0.0, now - pulse.breakpoint_since))
+    return f"at {pulse.breakpoint} for {waited}: {attach_command(name, namespace)}"

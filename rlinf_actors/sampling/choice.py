@@ -39,7 +39,8 @@ def chosen_workers(board: Board, query: str, sort: str) -> list[WorkerView]:
     def text(worker: WorkerView) -> str:
         node = worker.node.report.hostname if worker.node is not None else ""
         method = worker.figures.method if worker.figures is not None else ""
-        return f"{worker.name} {worker.group.namespace} {node} {worker.state.state} {method} {worker.group.cls}"
+        states = f"{worker.state.state} {worker.condition}"
+        return f"{worker.name} {worker.group.namespace} {node} {states} {method} {worker.group.cls}"
 
     return _chosen(board.workers, text, query, WORKER_SORTS, sort)
 

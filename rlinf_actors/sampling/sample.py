@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from rlinf_actors.counters import BOUNDS_S
+from rlinf_actors.runtime.worker_ends import breakpoint_clause
 from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.figure_values import ChannelFigures, MethodFigures, NodeFigures, WorkerFigures
-from rlinf_actors.wire.values import CHANNEL_GROUPS, ClusterEvent, GroupState, NodeState, WorkerState
+from rlinf_actors.wire.values import CHANNEL_GROUPS, GroupState, NodeState, WorkerPulse, WorkerState
 
 KEPT = 120
 """Number of samples that a history has."""
@@ -113,6 +115,20 @@ class WorkerView(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return f"{self.group.name}:{self.state.rank}"
+
+    @property
+    def condition(self) -> str:
+        """The state of the worker, or "unresponsive" or "breakpoint" if it does not answer or waits in a breakpoint."""
+        pulse = self.state.pulse or WorkerPulse()
+        return "unresponsive" if pulse.unresponsive else "breakpoint" if pulse.breakpoint else self.state.state
+
+    def breakpoint_clause(self, now: float) -> str:
+        """Return where the worker waits in a breakpoint, for how long at the time *now* of the head, and how to attach;
+        "" if it waits in none.
+        """
+        pulse = self.state.pulse
+        in_one = pulse is not None and pulse.breakpoint and not pulse.unresponsive
+        return breakpoint_clause(self.name, self.group.namespace, pulse, now) if pulse is not None and in_one else ""
 
 
 class NodeView(msgspec.Struct, frozen=True):

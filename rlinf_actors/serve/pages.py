@@ -37,10 +37,11 @@ SPARK_WIDTH, SPARK_HEIGHT = 120.0, 28.0
 
 _LEVELS: Mapping[str, str] = {
     **dict.fromkeys(("ready", "running", "held", "node_joined", "node_heard", "worker_responsive"), "good"),
-    **dict.fromkeys(("estop_released", "group_launched", "driver_joined", "node_undrained"), "good"),
+    **dict.fromkeys(("estop_released", "group_launched", "driver_joined", "node_undrained", "breakpoint_left"), "good"),
     **dict.fromkeys(("suspect", "draining", "starting", "restarting", "degraded", "stopping", "registering"), "warn"),
     **dict.fromkeys(("unresponsive", "node_suspect", "worker_unresponsive", "worker_restarted", "refused"), "warn"),
     **dict.fromkeys(("node_draining", "events_missing", "node_left", "output_lost"), "warn"),
+    **dict.fromkeys(("breakpoint", "breakpoint_reached", "breakpoint_attached"), "warn"),
     **dict.fromkeys(("lost", "node_lost", "worker_died", "lease_lost", "robot_conflict", "estop"), "bad"),
 }
 
@@ -126,14 +127,16 @@ def summary(board: Board, status: Status | None) -> dict[str, Any]:
 
 def warnings(board: Board) -> list[str]:
     """Return what a person should see first, besides the troubles of the head."""
-    found = []
-    lost = [node.name for node in board.nodes if node.state.state == "lost"]
-    if lost:
-        found.append(f"Lost: {', '.join(lost[:10])}{f' and {len(lost) - 10} more' if len(lost) > 10 else ''}.")
-    silent = [worker.name for worker in board.workers if worker.state.pulse and worker.state.pulse.unresponsive]
-    if silent:
-        more = f" and {len(silent) - 10} more" if len(silent) > 10 else ""
-        found.append(f"Unresponsive: {', '.join(silent[:10])}{more}.")
+    named = {
+        "Lost": [node.name for node in board.nodes if node.state.state == "lost"],
+        "Unresponsive": [worker.name for worker in board.workers if worker.condition == "unresponsive"],
+        "At a breakpoint": [worker.name for worker in board.workers if worker.condition == "breakpoint"],
+    }
+    found = [
+        f"{what}: {', '.join(names[:10])}{f' and {len(names) - 10} more' if len(names) > 10 else ''}."
+        for what, names in named.items()
+        if names
+    ]
     faults = [
         (node.name, fault) for node in board.nodes if node.state.state != "lost" for fault in node.state.report.faults
     ]
@@ -178,6 +181,7 @@ class Pages:
             has_logs=status is not None and status.protocol >= QUESTIONS,
             at_text=time.strftime("%H:%M:%S", time.localtime(sample.at)) if sample.at else NONE,
             at_iso=_iso(sample.at),
+            now=status.at if status is not None else 0.0,
             **values,
         )
 

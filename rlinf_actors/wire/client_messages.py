@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from rlinf_actors.wire import trace_values, values
+from rlinf_actors.wire import event_values, trace_values, values
 from rlinf_actors.wire.bounds import (
     Document,
     Few,
@@ -313,7 +313,7 @@ class Events(ControlMessage, frozen=True):
 
     log: Name
     at: Number
-    events: OfNode[values.ClusterEvent]
+    events: OfNode[event_values.ClusterEvent]
     next: int
     missing: int = 0
     more: bool = False

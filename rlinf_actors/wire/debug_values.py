@@ -96,3 +96,8 @@ class FromDebugger(ControlMessage, frozen=True):
     id: Name
     request: int
     answer: DebugAnswer
+
+
+def attach_command(name: str, namespace: str) -> str:
+    """Return the command that attaches to a worker. It names the job, because other jobs may have such a group too."""
+    return f"rlinf-actors attach {name} --job {namespace}"

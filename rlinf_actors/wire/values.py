@@ -5,7 +5,7 @@ House rules: a value is a frozen struct in this file and never carries user data
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, Union
 
 import msgspec
 from msgspec import Meta
@@ -317,6 +317,7 @@ class WorkerHealth(Value, frozen=True):
         for_s: seconds for which the silence, or else the call, has lasted.
         waiting: number of calls queued behind `method`.
         breakpoint: where a thread waits in a breakpoint, such as "train.py:42 in step", "" for none.
+        breakpoint_s: seconds for which it has been there.
     """
 
     id: Name
@@ -325,16 +326,18 @@ class WorkerHealth(Value, frozen=True):
     for_s: Number = 0.0
     waiting: int = 0
     breakpoint: Text = ""
+    breakpoint_s: Number = 0.0
 
 
 class WorkerPulse(Value, frozen=True):
-    """A WorkerHealth as the head reports it: with `since`, in seconds since the epoch by its clock, and no `for_s`."""
+    """A WorkerHealth as the head reports it: times in place of durations, in seconds since the epoch by its clock."""
 
     unresponsive: Text = ""
     method: Text = ""
     since: Number = 0.0
     waiting: int = 0
     breakpoint: Text = ""
+    breakpoint_since: Number = 0.0
 
 
 class WorkerState(Value, frozen=True):
@@ -442,56 +445,6 @@ class LeaseState(Value, frozen=True):
     state: Name
     held_s: float
     free_in_s: Union[float, None] = None
-
-
-EventKind = Literal[
-    "head_started", "events_missing",
-    "node_joined", "node_suspect", "node_heard", "node_lost", "node_left",
-    "node_draining", "node_drained", "node_undrained",
-    "driver_joined", "driver_ended", "refused",
-    "group_launched", "group_adopted", "group_ended",
-    "worker_started", "worker_unresponsive", "worker_responsive", "worker_restarted", "worker_stopped", "worker_died",
-    "output_lost", "output_written", "lease_lost", "robot_conflict", "estop", "estop_released",
-    "key_added", "key_enrolled", "key_rotated", "key_ended",
-]  # fmt: skip
-"""Kinds of events in a cluster.
-
-A reader inserts `events_missing` in place of events that the head no longer keeps. `node_heard` ends node_suspect.
-`node_drained` means that no worker is left on a draining node. `worker_stopped` is the end of a worker that was asked
-to end, or of the host of a closed channel; every other end of a worker is `worker_died`.
-"""
-
-
-class ClusterEvent(Value, frozen=True):
-    """One entry of the cluster's event log.
-
-    Attributes:
-        seq: its number in this head's log, from 1 on. Entries that are no longer kept leave gaps.
-        at: time at which the head saw it, in seconds since the epoch by the head's clock.
-        kind: the kind of event.
-        text: one line for people.
-        node: hostname of the node in question, "" for none.
-        node_id: id of that node.
-        namespace: name of the job, "" for an event of the whole cluster.
-        group: name of the group.
-        rank: rank of the worker, None for an event without a worker.
-        worker_id: id of the worker; it changes with each restart.
-        pid: process id of the worker or driver, 0 for none.
-        exit: how the worker ended, with the last lines of its stderr.
-    """
-
-    seq: int
-    at: Number
-    kind: EventKind
-    text: Text
-    node: Name = ""
-    node_id: Name = ""
-    namespace: Name = ""
-    group: Name = ""
-    rank: Union[int, None] = None
-    worker_id: Name = ""
-    pid: Pid = 0
-    exit: Union[ExitReport, None] = None
 
 
 RELAY_GROUPS = "relay@"

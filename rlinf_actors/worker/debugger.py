@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from rlinf_actors import forks
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import Promise
-from rlinf_actors.runtime.worker_ends import attach_command
 from rlinf_actors.settings import PYTHONBREAKPOINT
 from rlinf_actors.wire.debug_values import (
     FREE,
@@ -34,6 +33,7 @@ from rlinf_actors.wire.debug_values import (
     DebugQuestion,
     FromDebugger,
     ToDebugger,
+    attach_command,
 )
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from terminal import terminal
 
 from rlinf_actors import NodePlacementStrategy, Worker, WorkerDiedError, WorkerError
 from rlinf_actors.cli import app
+from rlinf_actors.security.keyfile import who
 
 
 class Walker(Worker):
@@ -101,7 +103,9 @@ def test_commands_from_a_pipe_look_into_a_worker_and_let_it_go_on(local, capsys,
         while f" in step: {how}\n" not in caplog.text:
             time.sleep(0.05)
         assert app.run(["worker", "show", "env:0"]) == 0
-        assert f"at {place}: {how}\n" in capsys.readouterr().out
+        assert re.search(rf"at {re.escape(place)} for .*: {re.escape(how)}\n", capsys.readouterr().out)
+        (row,) = (line for line in shown(capsys, "top").splitlines() if "env:0" in line)
+        assert re.search(rf" breakpoint .*at {re.escape(place)} for .*: {re.escape(how)}", row)
         assert app.run(["stack", "env:0"]) == 0
         assert f"waits in breakpoint() at {place} ({how}) for " in capsys.readouterr().out
         code, _, err = attach(*how.split()[2:], typed="p 1\n")
@@ -111,6 +115,19 @@ def test_commands_from_a_pipe_look_into_a_worker_and_let_it_go_on(local, capsys,
             result.wait()
         while first_worker(capsys)["breakpoint"]:
             time.sleep(0.05)
+        kinds = ("breakpoint_reached", "breakpoint_attached", "breakpoint_left")
+        events = [event for event in cluster.events(kinds=kinds) if place in event.text]
+        assert {(event.kind, event.group, event.rank) for event in events} == {(kind, "env", 0) for kind in kinds}
+        (reached,) = (event.text for event in events if event.kind == "breakpoint_reached")
+        assert re.search(
+            rf"waits in a breakpoint at {re.escape(place)}, for .* \(pid {os.getpid()} .*: {how}$", reached
+        )
+        assert who() in next(event.text for event in events if event.kind == "breakpoint_attached")
+
+
+def shown(capsys, *verb: str) -> str:
+    assert app.run(verb) == 0
+    return capsys.readouterr().out
 
 
 def first_worker(capsys) -> dict:

@@ -17,7 +17,8 @@ from rlinf_actors.errors import UsageError
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.wire.client_messages import Events
-from rlinf_actors.wire.values import ClusterEvent, ExitReport
+from rlinf_actors.wire.event_values import ClusterEvent
+from rlinf_actors.wire.values import ExitReport
 
 
 @pytest.fixture

@@ -29,21 +29,13 @@ from rlinf_actors.messaging.routes import COLUMNS
 from rlinf_actors.sampling.sample import Board, Channel, NodeView, WorkerView
 from rlinf_actors.wire.check_values import NodeFacts, PathAnswer
 from rlinf_actors.wire.client_messages import Status
-from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.figure_values import ChannelFigures, DeviceFigures, KeyFigures
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.program import DriverState, Program
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers
-from rlinf_actors.wire.values import (
-    ClusterEvent,
-    ExitReport,
-    GroupState,
-    LeaseState,
-    NodeReport,
-    NodeState,
-    WorkerState,
-)
+from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, NodeReport, NodeState, WorkerState
 from rlinf_actors.worker.log_format import KEYS
 
 PAGE_PATH = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md"

@@ -123,6 +123,16 @@ def test_unknown_figures_are_shown_as_unknown():
     assert hostile.rows[0][-1] == "it is silent"
 
 
+def test_a_worker_in_a_breakpoint_is_shown_with_the_command_that_attaches():
+    found = board(place="train.py:42 in step")
+    shown = table(found, Choice(query="breakpoint"))
+    (row,) = (dict(zip(shown.headings, row, strict=True)) for row in shown.rows)
+    assert (row["WORKER"], row["STATE"]) == ("rollout:1", "breakpoint")
+    assert row["FAULT"] == "at train.py:42 in step for 60 s: rlinf-actors attach rollout:1 --job job-a"
+    worker = report(found, "head")["workers"][1]
+    assert (worker["state"], worker["breakpoint"]) == ("running", "train.py:42 in step")
+
+
 def typed(text: str, choice: Choice | None = None) -> Choice | None:
     found = choice or Choice()
     for key in keys(text):

@@ -17,7 +17,8 @@ from rlinf_actors.head.event_store import DAMAGED, FILE, EventStore
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.wire.agent_messages import Goodbye, Welcome
 from rlinf_actors.wire.client_messages import GetEvents
-from rlinf_actors.wire.values import ClusterEvent, ExitReport
+from rlinf_actors.wire.event_values import ClusterEvent
+from rlinf_actors.wire.values import ExitReport
 from tests.memory_network import MemoryNetwork
 
 

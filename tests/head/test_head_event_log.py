@@ -16,7 +16,8 @@ from rlinf_actors.head.quotas import LIMITS
 from rlinf_actors.head.timers import TimerHeap
 from rlinf_actors.wire.agent_messages import Beat, Goodbye
 from rlinf_actors.wire.client_messages import EStop, Events, GetEvents
-from rlinf_actors.wire.values import EventKind, ExitReport
+from rlinf_actors.wire.event_values import EventKind
+from rlinf_actors.wire.values import ExitReport
 
 
 class LogKit:

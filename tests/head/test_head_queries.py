@@ -23,6 +23,7 @@ from rlinf_actors.wire.client_messages import (
     DrainNode,
     Enumerated,
     EnumerateHardware,
+    GetEvents,
     GetStatus,
     ReadTrace,
     TraceRead,
@@ -36,7 +37,7 @@ from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, AskNode, NodeAnswered
 from rlinf_actors.wire.stack_values import StackAnswer, StackQuestion, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
-from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece, WorkerHealth
+from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece, WorkerHealth, WorkerPulse
 
 QUESTION = HardwareQuestion("Arm", 1, limit_s=10.0)
 ANSWER = HardwareAnswer([Piece("Arm", "v2", "lab:ArmInfo", '{"ip": "10.0.0.1"}', "10.0.0.1")])
@@ -286,14 +287,60 @@ def test_what_a_debugger_says_reaches_the_client_also_after_a_long_wait(kit):
     assert kit.answers() == [("d1", NodeAnswered(DebugAnswer("w-0", "waits")))]
 
 
+PLACE = "train.py:42 in step"
+
+
+def stops(kit: HeadKit, id: str, place: str, **more) -> None:
+    kit.tell("a:n1", WorkersHealth([WorkerHealth(id, breakpoint=place, **more)]))
+
+
+def breakpoints(kit: HeadKit) -> list[tuple[str, str]]:
+    found = [event for event in kit.ask("d1", GetEvents(namespace="ns")).events if event.kind.startswith("breakpoint_")]
+    return [(event.kind.removeprefix("breakpoint_"), event.text) for event in found]
+
+
 def test_breakpoint_of_a_worker_is_in_the_status_until_it_is_left(kit):
     kit.launch("g", [1])
     kit.ready("a:n1", "g-0")
-    for place in ("train.py:42 in step", ""):
-        kit.tell("a:n1", WorkersHealth([WorkerHealth("g-0", breakpoint=place)]))
+    for place, unresponsive in ((PLACE, ""), ("", "it is silent"), ("train.py:43 in step", ""), ("", "")):
+        stops(kit, "g-0", place, breakpoint_s=5.0 if place else 0.0, unresponsive=unresponsive)
         (group,) = kit.ask("d1", GetStatus()).groups
-        pulse = group.workers[0].pulse
-        assert (pulse.breakpoint if pulse is not None else "") == place
+        pulse = group.workers[0].pulse or WorkerPulse()
+        assert pulse.breakpoint == (PLACE if unresponsive else place), "a silent worker is where it was"
+        assert pulse.breakpoint_since == (kit.head.wall - 5.0 if pulse.breakpoint else 0.0)
+    assert [kind for kind, _ in breakpoints(kit)] == ["reached", "left"], "a step is no event"
+
+
+def test_events_of_a_breakpoint_say_whose_it_is_who_attaches_and_that_the_worker_goes_on(kit):
+    kit.launch("g", [1])
+    kit.ready("a:n1", "g-0")
+    stops(kit, "g-0", PLACE)
+    for number in (0, 1):
+        kit.ask("d1", AskNode("n1", DebugQuestion("ns", "g-0", "s", "kim@lab", number)))
+        (order,) = kit.sent(AskAgent, "a:n1")
+        kit.tell("a:n1", AgentAnswered(order.id, DebugAnswer("g-0", "waits", 1, PLACE)))
+    stops(kit, "g-0", "")
+    worker, driver = "worker g:0 (process 77) on node n1", "a driver (pid 100 on a machine without an agentd)"
+    assert breakpoints(kit) == [
+        ("reached", f"{worker} waits in a breakpoint at {PLACE}, for {driver}: rlinf-actors attach g:0 --job ns"),
+        ("attached", f"{worker} is debugged at {PLACE} by kim@lab"),
+        ("left", f"{worker} goes on after a breakpoint at {PLACE}"),
+    ]
+
+
+def test_a_breakpoint_in_a_loop_or_of_many_ranks_does_not_flood_the_event_log(kit):
+    kit.launch("g", [1] * 20)
+    for rank in range(20):
+        kit.ready("a:n1", f"g-{rank}")
+    for _ in range(10):
+        for rank in range(20):
+            stops(kit, f"g-{rank}", PLACE)
+            stops(kit, f"g-{rank}", "")
+    assert [kind for kind, _ in breakpoints(kit)] == ["reached", "left"]
+    kit.wait(61.0)
+    later = breakpoints(kit)[2:]
+    assert [kind for kind, _ in later] == ["reached", "left"]
+    assert all(text.endswith("(199 more in the last 60 s)") for _, text in later)
 
 
 def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):

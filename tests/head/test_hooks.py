@@ -23,9 +23,9 @@ from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.wire.client_messages import EStop, GetStatus
-from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.hook_values import HookState
-from rlinf_actors.wire.values import ClusterEvent, ExitReport
+from rlinf_actors.wire.values import ExitReport
 
 DIED = ClusterEvent(
     7, 5.0, "worker_died", 'worker g:0 "died"', "n0", namespace="ns", exit=ExitReport("signalled", signal=9)

@@ -27,8 +27,9 @@ from rlinf_actors.wire.client_messages import (
     WatchClients,
     WorkerChanged,
 )
+from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.key_messages import Enrolled, RotateKey
-from rlinf_actors.wire.values import ClusterEvent, Endpoint, GroupHandle, WorkerState
+from rlinf_actors.wire.values import Endpoint, GroupHandle, WorkerState
 
 
 def limit(monkeypatch, name: str, most: int) -> None:

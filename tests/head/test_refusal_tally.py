@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from rlinf_actors.head.refusal_log import Due, RefusalTally
+from rlinf_actors.head.refusal_log import Due, Tally
 
 
 @pytest.fixture
-def tally() -> RefusalTally:
-    return RefusalTally(60.0, kinds=3)
+def tally() -> Tally:
+    return Tally(60.0, kinds=3)
 
 
 def test_first_refusal_is_due_at_once_and_repetitions_as_a_count(tally):
@@ -59,5 +59,5 @@ def test_untaken_refusals_are_kept_and_bounded(tally):
 def test_unreported_refusal_is_noted_again(tally):
     tally.note("ann", "key", "x", 0.0)
     (first,) = tally.take(0.0)
-    assert not tally.note("ann", "key", first.text, 0.0, first.times)
+    assert not tally.note("ann", "key", first.said, 0.0, first.times)
     assert tally.take(60.0) == [Due("x", 1, again=True)]

@@ -14,7 +14,7 @@ import pytest
 
 from rlinf_actors import Worker
 from rlinf_actors.errors import WorkerDiedError
-from rlinf_actors.wire.values import ClusterEvent
+from rlinf_actors.wire.event_values import ClusterEvent
 
 pytestmark = pytest.mark.live
 

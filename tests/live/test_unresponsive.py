@@ -15,7 +15,8 @@ import pytest
 from agentd.health import STATES
 from rlinf_actors import Worker, procfs
 from rlinf_actors.cli import app
-from rlinf_actors.wire.values import ClusterEvent, WorkerPulse
+from rlinf_actors.wire.event_values import ClusterEvent
+from rlinf_actors.wire.values import WorkerPulse
 
 pytestmark = pytest.mark.live
 

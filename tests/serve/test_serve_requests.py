@@ -16,8 +16,8 @@ from rlinf_actors.serve.guard import HEADERS, Guard
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 
 PATHS = (
-    "/", "/workers", "/workers?q=rollout+step&sort=CPU", "/workers/w-0", "/workers/c-0", "/workers/w-0/stacks",
-    "/workers/w-0/log",
+    "/", "/workers", "/workers?q=rollout+step&sort=CPU", "/workers/w-0", "/workers/w-1", "/workers/c-0",
+    "/workers/w-0/stacks", "/workers/w-0/log",
     "/nodes/id-0", "/nodes/id-2", "/channels", "/events",
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ async def ask(port: int, path: str, method: str = "GET", bearer: bool = True, **
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_pages_show_hostile_texts_as_text(path):
-    async with server(board()) as served:
+    async with server(board(place=HOSTILE)) as served:
         status, headers, text = await ask(served.port, path)
     assert status == 200, text
     assert HEADERS.items() <= dict(headers).items()
@@ -60,6 +60,17 @@ async def test_overview_has_what_runs():
     ):
         assert word in text or word == "H100", word
     assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize("path", ["/", "/workers?q=breakpoint", "/workers/w-1"])
+async def test_a_worker_in_a_breakpoint_is_shown_with_the_command_that_attaches(path):
+    async with server(board(place="train.py:42 in step")) as served:
+        _, _, text = await ask(served.port, path)
+    if path == "/":
+        assert "At a breakpoint: rollout:1." in text
+    else:
+        assert '<span class="state warn">breakpoint</span>' in text
+        assert "at train.py:42 in step for 60 s: rlinf-actors attach rollout:1 --job job-a" in text
 
 
 async def test_foreign_requests_are_refused():

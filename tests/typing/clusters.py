@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import assert_type
 
     from rlinf_actors.group.group import GroupView
-    from rlinf_actors.wire.values import ClusterEvent
+    from rlinf_actors.wire.event_values import ClusterEvent
 
 
 class Actor(Worker):

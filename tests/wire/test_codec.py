@@ -86,6 +86,7 @@ from rlinf_actors.wire.debug_values import (
     DebugAnswer,
     DebugQuestion,
 )
+from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.figure_values import (
     ChannelFigures,
     DeviceFigures,
@@ -105,7 +106,6 @@ from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.stack_values import Stack, StackAnswer, StackFrame, StackQuestion, Wait, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 from rlinf_actors.wire.values import (
-    ClusterEvent,
     Endpoint,
     ExitReport,
     Extension,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pace
 from year_site import AGENTD, HEAD, LOG_TOTAL, NEXT, ROOT, Driver, Machine, Site, size
 
-from rlinf_actors.wire.values import ClusterEvent
+from rlinf_actors.wire.event_values import ClusterEvent
 
 DAY_S = 86400.0
 

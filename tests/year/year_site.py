@@ -26,7 +26,7 @@ from rlinf_actors.cli.events_command import read_events
 from rlinf_actors.cluster.event_stream import EventCursor
 from rlinf_actors.systemd import unit_files
 from rlinf_actors.wire.client_messages import Events
-from rlinf_actors.wire.values import ClusterEvent
+from rlinf_actors.wire.event_values import ClusterEvent
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

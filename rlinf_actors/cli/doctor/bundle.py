@@ -31,10 +31,9 @@ from rlinf_actors.toml_text import parse_toml
 from rlinf_actors.version import VERSION
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion
 from rlinf_actors.wire.client_messages import Events, GetEvents, Status
-from rlinf_actors.wire.event_json import event_dict
+from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.node_questions import AskNode, answer_of
 from rlinf_actors.wire.protocol import expected
-from rlinf_actors.wire.values import ClusterEvent
 
 EVENTS = 2000
 """Most events in the archive, the newest."""

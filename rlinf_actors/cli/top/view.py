@@ -182,6 +182,8 @@ def _nodes(board: Board, choice: Choice) -> Table:
 
 
 def _workers(board: Board, choice: Choice) -> Table:
+    now = board.last_status.at if board.last_status is not None else 0.0
+
     def row(worker: WorkerView) -> list[str]:
         figures = worker.figures
         process = figures.process if figures else None
@@ -189,7 +191,7 @@ def _workers(board: Board, choice: Choice) -> Table:
             worker.name,
             worker.group.namespace,
             worker.node.report.hostname if worker.node else worker.state.node_ip,
-            worker.state.state,
+            worker.condition,
             str(worker.state.pid or NONE),
             _percent(worker.cpu),
             byte_count(process.rss_bytes) if process else NONE,
@@ -197,7 +199,7 @@ def _workers(board: Board, choice: Choice) -> Table:
             figures.method if figures and figures.method else NONE,
             duration(figures.call_s) if figures and figures.method else NONE,
             str(figures.queued) if figures else NONE,
-            fault(worker) or NONE,
+            fault(worker) or worker.breakpoint_clause(now) or NONE,
         ]
 
     heads = [
@@ -312,6 +314,7 @@ def worker_dict(worker: WorkerView) -> dict[str, Any]:
         "queued": figures.queued if figures else None,
         "calls": _rounded(worker.calls),
         "fault": fault(worker),
+        "breakpoint": worker.state.pulse.breakpoint if worker.state.pulse is not None else "",
     }
 
 
