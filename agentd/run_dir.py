@@ -19,8 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 import rlinf_actors
-from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.net import holders
 from rlinf_actors.wire.agent_messages import StartWorkers
 from rlinf_actors.wire.values import RunningWorker
 
@@ -70,11 +70,11 @@ class RunDir(msgspec.Struct):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            held = os.fstat(lock)
             os.close(lock)
-            pid = procfs.flocks().get((held.st_dev, held.st_ino), 0)
-            who = f" (pid {pid})" if pid > 0 else ""  # of this user: the directory is
-            raise wrong(f"is used by another agentd{who}: give this one another --run-dir") from None
+            who = holders.of_lock(os.path.join(path, "lock"))
+            raise wrong(
+                f"is used by another agentd{who and f', {who}'}: end that one, or give this one another --run-dir"
+            ) from None
         return cls(path, lock)
 
     def begin(self) -> None:

@@ -22,6 +22,7 @@ from agentd.worker_table import fitted
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsError
 from rlinf_actors.exhaustion import AGAIN_S, explain
+from rlinf_actors.net import holders
 from rlinf_actors.net.daemon import CoreShell
 from rlinf_actors.net.failure_detection import HELLO_TIMEOUT_S
 from rlinf_actors.net.link import Network, Reachability, secret_identity
@@ -309,6 +310,8 @@ class Session:
             PROTOCOL,
             self._user,
             self._secret,
+            os.getpid(),
+            holders.program_of(os.getpid()),
         )
         event: e.Event
         try:

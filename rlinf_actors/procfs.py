@@ -474,15 +474,15 @@ def oom_count(files: Iterable[str]) -> int | None:
     return None
 
 
-def flocks() -> dict[tuple[int, int], int]:
-    """Return the files of this machine that are locked by flock(2).
+def locks(kind: str = "FLOCK") -> dict[tuple[int, int], int]:
+    """Return the files of this machine that are locked by flock(2), or with *kind* "POSIX" by fcntl(2).
 
     Each file is given as (device, inode), with the pid of the process that locked it.
     """
     found = {}
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
-        if words[1:2] == ["FLOCK"]:
+        if words[1:2] == [kind]:
             major, minor, inode = words[5].split(":")
             found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = int(words[4])
     return found

@@ -202,7 +202,7 @@ class NodeTable:
         protocol = agreed(hello.protocol, hello.newest)
         node = Node(
             hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member, protocol=protocol,
-            proof=proof,
+            proof=proof, pid=hello.pid, program=hello.program,
         )  # fmt: skip
         if known is not None:
             node.jobs, node.log_name, node.uncredited = known.jobs, known.log_name, known.uncredited

@@ -172,6 +172,7 @@ class Node:
         proof: a hash of the secret of the agentd's run directory, "" from an agentd of an earlier version.
         connected: False if the last message to the agentd could not be sent, because its connection had ended.
         warned: when the agentd was last told of a rival.
+        pid, program: the agentd's process, for people; 0 from an agentd of an earlier version.
     """
 
     report: values.NodeReport
@@ -191,6 +192,8 @@ class Node:
     proof: str = ""
     connected: bool = True
     warned: float = -math.inf
+    pid: int = 0
+    program: Program = field(default_factory=Program)
 
     @property
     def id(self) -> str:

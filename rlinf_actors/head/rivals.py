@@ -21,6 +21,7 @@ from rlinf_actors.head.refusal_log import WINDOW_S
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import AgentHello, Beat
 from rlinf_actors.wire.client_messages import Warn
+from rlinf_actors.wire.program import process_text
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -47,16 +48,18 @@ def check_rival(head: Coordinator, known: Node, hello: AgentHello, proof: str) -
             return
     elif known.incarnation == hello.incarnation or not known.alive or not known.connected:
         return
+    there = f", {process_text(known.program, known.pid, head.wall)}" if known.pid else ""
+    rival = f", {process_text(hello.program, hello.pid, head.wall)}," if hello.pid else ""
     silent = f"{head.now - known.last_seen:.1f} s ago"
     what = f"was last heard {silent}" if known.alive else f"is awaited since a head was restarted {silent}"
     if known.alive:
         head.emit(Notify(known.peer, Beat(PING)))  # its answer, or that it cannot be sent, shows whether it lives
-        _warn(head, known, f"another agentd says that it is this node, {known.name}: it was refused")
+        _warn(head, known, f"another agentd{rival} says that it is this node, {known.name}: it was refused")
     raise Refused(
         "unreachable",
-        f"node {known.name} (id {known.id}) has an agentd already, which {what}. Another one takes its place when that "
-        f"one has stopped, or was silent for {head.timing.lease_s:g} s. If these are two nodes, give each its own "
-        "--node-id",
+        f"node {known.name} (id {known.id}) has an agentd already{there}, which {what}. Another one takes its place "
+        f"when that one has stopped, or was silent for {head.timing.lease_s:g} s. If these are two nodes, give each "
+        "its own --node-id",
     )
 
 
@@ -64,9 +67,9 @@ def check_only_node(head: Coordinator, hello: AgentHello, member: Member) -> Non
     """Raise Refused if the member's key speaks for another node that lives or is awaited: a key is for one node."""
     for other in head.nodes.of_member(member):
         if other.id != hello.node.node_id and other.life is not NodeLife.LOST:
-            _warn(
-                head, other, f"an agentd says that it is node {hello.node.node_id}, by this node's key: it was refused"
-            )
+            rival = f", {process_text(hello.program, hello.pid, head.wall)}," if hello.pid else ""
+            said = f"an agentd{rival} says that it is node {hello.node.node_id}, by this node's key: it was refused"
+            _warn(head, other, said)
             raise Refused(
                 "unreachable",
                 f"{member} is node {other.name} (id {other.id}) already, and a key is for one node and user: enroll "

@@ -23,6 +23,7 @@ import msgspec
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head import commands
 from rlinf_actors.head.key_registry import NO_OWN_KEYS, OwnKeys
+from rlinf_actors.net import holders
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import Settings
@@ -122,7 +123,7 @@ class HeadStore:
             self._database.close()
             if isinstance(error, sqlite3.Error) and _says_full(error, directory):
                 raise _no_room(self.path, str(error)) from None
-            raise ConfigError(_advice(error), path=self.path) from None
+            raise ConfigError(_advice(error, self.path), path=self.path) from None
         self._writer = ThreadPoolExecutor(1, "head-store")
 
     def write(self, changes: Sequence[commands.Change], done: Callable[[bool], None]) -> None:
@@ -297,10 +298,14 @@ def _no_room(path: str, said: str) -> OSError:
     )
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, path: str) -> str:
     text = str(error)
     if "locked" in text:
-        return "is used by another head that runs: give this one another directory ([paths] state_dir, --state-dir)"
+        who = holders.of_lock(path, "POSIX")
+        return (
+            f"is used by another head that runs{who and f', {who}'}: end that one, or give this one another directory "
+            "([paths] state_dir, --state-dir)"
+        )
     if isinstance(error, sqlite3.OperationalError):
         return f"cannot be used: {text}. Give the head a directory that it may write to"
     return (

@@ -354,7 +354,7 @@ def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
         return set()
     from rlinf_actors import procfs
 
-    return {others[file] for file in others.keys() & procfs.flocks().keys()}
+    return {others[file] for file in others.keys() & procfs.locks().keys()}
 
 
 def _without_record(settings: Settings) -> Iterator[HeadRecord]:

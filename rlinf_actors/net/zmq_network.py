@@ -206,9 +206,12 @@ class ZmqListener(Socket):
                 self._socket.bind(endpoint)
                 actual = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         except zmq.ZMQError as error:
+            from rlinf_actors.net import holders  # few processes need it
+
             found = OSError(error.errno, os.strerror(error.errno or 0))
             text = explain(found) if endpoint.endswith(":0") else found.strerror  # port 0: any port would do
-            raise OSError(error.errno, f"cannot listen on {endpoint}: {text}") from None
+            text = f"cannot listen on {endpoint}: {text}{holders.in_use(endpoint, found)}"
+            raise OSError(error.errno, text) from None
         if actual.startswith("ipc://"):
             path = actual.removeprefix("ipc://")
             self._paths.append((path, os.stat(path).st_ino))

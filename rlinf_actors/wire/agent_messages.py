@@ -294,6 +294,7 @@ class AgentHello(ControlMessage, frozen=True):
         user: the user that the agentd says it runs as; "" from an agentd of protocol 6.
         secret: a secret that only agentds in this run directory know, by which a restarted agentd proves to the head
             that it may take the place of the one before; "" for none.
+        pid, program: (since protocol 7) its process, for people.
     """
 
     protocol: int
@@ -308,6 +309,8 @@ class AgentHello(ControlMessage, frozen=True):
     newest: int = 0
     user: Name = ""
     secret: Name = ""
+    pid: Pid = 0
+    program: Program = Program()
 
 
 class ClientHello(ControlMessage, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlinf_actors.model.readable import duration
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.bounds import Name, Path
 from rlinf_actors.wire.protocol import Number
@@ -33,6 +34,17 @@ class Program(Value, frozen=True):
             return ""
         script = self.script if self.script.startswith("-") else self.script.rpartition("/")[2]
         return printable(f"{self.user}'s {'python ' if script.startswith('-') else ''}{script or 'python'}", MOST_CHARS)
+
+
+def process_text(program: Program, pid: int, now: float) -> str:
+    """Return which process a command line is, for people: "ann's `agentd` (pid 77 on gpu-1, started 3 h ago)".
+
+    *now* is the present time in seconds since the epoch.
+    """
+    age = f", started {duration(now - program.started)} ago" if program.started else ""
+    where = f" on {program.hostname}" if program.hostname else ""
+    command = f"`{program.script}`" if program.script else "process"
+    return printable(f"{program.user or 'a user'}'s {command} (pid {pid}{where}{age})", 2 * MOST_CHARS)
 
 
 class DriverState(Value, frozen=True):

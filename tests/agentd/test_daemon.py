@@ -149,7 +149,9 @@ def test_port_in_use_exits_with_78(place):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run(place, "--head", "--listen", address, "--run-dir", str(place / "run"))
     assert done.returncode == 78
-    assert f"cannot listen on tcp://{address}" in done.stderr
+    assert f"cannot listen on tcp://{address}: Address already in use, by " in done.stderr
+    assert f"(pid {os.getpid()} on " in done.stderr
+    assert "end that one, or choose another port" in done.stderr
 
 
 def test_run_directory_in_use_exits_with_78(place, start):

@@ -13,6 +13,7 @@ import pytest
 
 from agentd.adoption import spared
 from agentd.run_dir import RunDir, was_stopping
+from rlinf_actors.net import holders
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +67,7 @@ def test_reap_leaves_a_running_agentd_alone(run_dir):
     done = reap(run_dir)
     held.close()
     assert done.returncode == 78
-    assert f"is used by another agentd (pid {os.getpid()})" in done.stderr
+    assert f"is used by another agentd, {holders.process(os.getpid())}: end that one" in done.stderr
 
 
 @pytest.mark.live

@@ -90,13 +90,14 @@ def test_an_emergency_stop_and_a_higher_epoch_survive_kill_9(tmp_path, address):
 
 
 def test_second_head_of_one_directory_exits_with_78(tmp_path):
-    with head(tmp_path) as (_, address), head(tmp_path) as (second, nothing):
+    with head(tmp_path) as (first, address), head(tmp_path) as (second, nothing):
         assert address
         assert nothing == ""
         assert second.wait(pace.PATIENCE_S) == 78
         said = second.stderr.read()
     assert str(tmp_path / FILE) in said
-    assert "is used by another head that runs" in said
+    assert "is used by another head that runs, " in said
+    assert f"(pid {first.pid} on " in said
 
 
 def test_damaged_file_exits_with_78_and_is_unchanged(tmp_path):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from head_kit import agent_hello
 from keys_kit import KeysKit, key, refused
+from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, Welcome
 from rlinf_actors.wire.client_messages import Warn
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, KeyLimits, RotateKey
+from rlinf_actors.wire.program import Program
 from rlinf_actors.wire.protocol import PROTOCOL
 
 
@@ -36,9 +38,15 @@ def test_copy_of_a_key_does_not_take_a_living_node(kit, same, secret):
 
 
 def test_the_living_agentd_is_asked_and_told_once_a_minute(kit):
-    kit.ask("thief", agent_hello("n1", "n1-2", secret="guessed"))
+    ran = Program("ann", "n1", "agentd --head", kit.wall - 7200)
+    kit.node("n1", pid=77, program=ran)
+    hello = agent_hello("n1", "n1-2", secret="guessed", pid=99, program=replace(ran, user="bob"))
+    refused = kit.ask("thief", hello)
+    assert "has an agentd already, ann's `agentd --head` (pid 77 on n1, started 2 h ago), which was" in refused.text
     assert kit.sent(Beat, "a:n1")
-    assert "it was refused" in kit.sent(Warn, "a:n1")[0].text
+    warning = kit.sent(Warn, "a:n1")[0].text
+    assert "another agentd, bob's `agentd --head` (pid 99 on n1" in warning
+    assert "it was refused" in warning
     kit.ask("thief", agent_hello("n1", "n1-2", secret="guessed"))
     assert not kit.sent(Warn, "a:n1")
 

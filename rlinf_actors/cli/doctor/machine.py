@@ -72,7 +72,7 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
     """
     locks = [*sorted(Path(of_units).glob("*/lock"))]
     locks += [lock for parent in parents for lock in sorted(Path(parent).glob("rlinf-*/lock"))]
-    held = procfs.flocks()
+    held = procfs.locks()
     found = {}
     for lock in locks:
         try:
