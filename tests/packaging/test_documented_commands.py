@@ -12,10 +12,12 @@ import importlib.util
 import re
 import shlex
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import click
 import msgspec
+import page_blocks
 import pytest
 import yaml
 from markdown_it import MarkdownIt
@@ -47,7 +49,7 @@ OTHERS = (
 )  # fmt: skip
 """Programs of others that pages tell to run."""
 LANGUAGES = {
-    "python": "tests/typing checks it, and tests/examples runs programs and snippets",
+    "python": "tests/typing checks its types, and tests/examples runs it",
     "yaml": "read below",
     "toml": "read below",
     "text": "output",
@@ -56,27 +58,23 @@ LANGUAGES = {
     "sh": "a program of the reader",
 }
 """What becomes of a block with a language. One without a language has commands."""
-RUN = {
-    "call-workers": "tests/examples/test_page_snippets.py",
-    "resize-groups": "tests/examples/test_page_snippets.py",
-    "share-groups": "tests/examples/test_page_snippets.py",
-    "README": "tests/examples/test_page_programs.py; the blocks after the first two need ten nodes, or a robot",
-    "add-hardware": "an accelerator that does not exist; the arm is that of examples/own_hardware",
-    "attach-a-debugger": "tests/worker/test_debugger.py",
-    "read-logs": "a class alone",
-    "train-a-policy": "two lines of examples/cartpole/train.py; its other blocks are programs",
-    "robot-safety": "robots: examples/robot_arm.py",
-    "send-messages": "classes alone: tests/messaging and tests/routing",
-    "set-up-robots": "robots: examples/robot_arm.py",
-    "share-hardware": "accelerators: tests/worker/test_device_lock.py",
-    "stop-robots": "robots: examples/robot_arm.py --native",
-    "survive-failures": "limits need cgroups, and a loop over events never ends: tests/live",
-    "trace-a-job": "tests/tracing",
-    "use-asyncio": "lines for drivers and lines for workers: tests/live/test_event_loops.py",
-    "use-channels": "loops that end when another process closes the channel: tests/channel",
-    "use-gymnasium-lerobot-ros": "packages that CI does not install: the examples that the page names",
+PYTHON: Mapping[str, Collection[str]] = {
+    "tests/examples/test_page_programs.py": ("README", "from-ray", "test-with-faults"),
+    "tests/examples/test_page_snippets.py": (
+        "README", "add-hardware", "attach-a-debugger", "call-workers", "read-logs", "resize-groups", "robot-safety",
+        "send-messages", "set-up-robots", "share-groups", "share-hardware", "stop-robots", "survive-failures",
+        "trace-a-job", "train-a-policy", "use-asyncio", "use-channels", "use-gymnasium-lerobot-ros",
+    ),
+    "tests/examples/test_tutorials.py": ("first-program", "robot-cell", "testing", "train-a-policy", "two-nodes"),
+    "tests/netns/test_run_by_ssh.py": ("run-a-program",),
+    "tests/netns/test_two_machines_page.py": ("two-machines",),
+}  # fmt: skip
+"""The tests that run Python blocks, with their pages."""
+NOT_RUN: Mapping[str, Collection[str]] = {
+    "ROS 2": ("use-gymnasium-lerobot-ros",),
+    "an SO-101 arm": ("use-gymnasium-lerobot-ros",),
 }
-"""Pages with Python blocks that are no programs: what runs the blocks, or why only tests/typing checks them."""
+"""The reasons that pages give for blocks that no test runs (tests/page_blocks.py), with the pages."""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
 
 
@@ -198,16 +196,17 @@ def test_every_block_has_a_test(path):
     assert {language for language, _ in blocks(path)} - {""} <= LANGUAGES.keys()
 
 
-def test_every_python_block_runs_or_the_list_says_why_not():
-    program = re.compile(r"^# \w+\.py\n")  # tests/examples and tests/cli run those
-    pages = {path for path in PAGES if path.is_relative_to(ROOT / "docs") or path == ROOT / "README.md"}
-    fragments = {
-        path.stem
-        for path in pages
-        for language, text in blocks(path)
-        if language == "python" and not program.match(text)
-    }
-    assert fragments == RUN.keys(), "say in RUN what runs the blocks of that page; tests/typing has a list too"
+def test_every_python_block_runs_or_its_page_says_why_not():
+    python = [one for page in page_blocks.PAGES for one in page_blocks.blocks(page, "python")]
+    named = {page for pages in PYTHON.values() for page in pages}
+    assert {one.page.stem for one in python if not one.reason} == named, "tests/page_blocks.py says what to do"
+    assert [test for test in PYTHON if not (ROOT / test).exists()] == []
+
+
+def test_reasons_for_blocks_that_do_not_run_are_known():
+    blocks = [one for page in page_blocks.PAGES for one in page_blocks.blocks(page)]
+    found = {(one.reason, one.page.stem) for one in blocks if one.reason}
+    assert found == {(reason, page) for reason, pages in NOT_RUN.items() for page in pages}
 
 
 CONFIGURATIONS = [
