@@ -21,7 +21,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
+from rlinf_actors.cli.output import confirm, json_option, note, show, show_json, show_table, yes_option
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.cli.run import program as run_program
 from rlinf_actors.cli.views import ending
@@ -118,7 +118,7 @@ def head(
 
 @head.command()
 @click.option("--reason", default="", metavar="TEXT", help="Shown to drivers.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @head_option
 @json_option
 def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
@@ -137,10 +137,8 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
             [(group["group"], group["namespace"], group["workers"]) for group in groups],
             "no group is running",
         )
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise UsageError(f"this ends the cluster at {endpoint}, with {len(groups)} groups: confirm it by --yes")
-        click.confirm(f"End these and the head at {endpoint}?", abort=True, err=True)
+    does = f"ends the cluster at {endpoint}, with {len(groups)} groups"
+    confirm(yes, does, f"End these and the head at {endpoint}?", can_ask=not as_json)
     ask_head(endpoint, StopCluster(by=who(), reason=reason), Done, STOP_S, partial(ending, status.groups))
     if as_json:
         show_json({"head": endpoint, "groups": groups})

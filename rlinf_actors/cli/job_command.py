@@ -11,7 +11,17 @@ from typing import Any
 
 import click
 
-from rlinf_actors.cli.output import echo, json_option, note, plain, show_fields, show_json, show_table
+from rlinf_actors.cli.output import (
+    confirm,
+    echo,
+    json_option,
+    note,
+    plain,
+    show_fields,
+    show_json,
+    show_table,
+    yes_option,
+)
 from rlinf_actors.cli.queries import head_option, status_of
 from rlinf_actors.cli.views import (
     check_ends_groups,
@@ -19,6 +29,7 @@ from rlinf_actors.cli.views import (
     end_group,
     grace_option,
     group_dict,
+    group_text,
     reason_option,
 )
 from rlinf_actors.errors import RlinfActorsError, UsageError
@@ -74,13 +85,19 @@ def show(name: str, head: str | None, as_json: bool) -> None:
 @click.argument("name")
 @grace_option
 @reason_option
+@yes_option
 @head_option
-def stop(name: str, grace_s: float, reason: str, head: str | None) -> None:
+def stop(name: str, grace_s: float, reason: str, yes: bool, head: str | None) -> None:
     """End all groups of a job, and wait until their workers have ended. Its drivers go on."""
     endpoint, status = status_of(head)
     check_ends_groups(status)
     found = find_job(jobs_of(status), name)
     groups = [group for group in status.groups if group.namespace == name]
+    for group in groups:
+        note(group_text(status, group))
+    if groups:
+        what = "1 group" if len(groups) == 1 else f"{len(groups)} groups"
+        confirm(yes, f"ends {what} of job {name} (above)", f"End {what} of job {name}?")
     failed = 0
     for group in groups:
         try:

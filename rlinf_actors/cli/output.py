@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from rlinf_actors.errors import UsageError
 from rlinf_actors.last_line import last_line
 from rlinf_actors.settings import journal_stream, takes_sequences
 from rlinf_actors.shown import json_text, lines, printable
@@ -114,6 +115,26 @@ def complain(text: str) -> None:
         echo(marked(f"error: {text}", logging.ERROR), err=True)
         return
     echo(text, lead=click.style("error: ", fg="red", bold=True), err=True, color=takes_sequences(sys.stderr))
+
+
+yes_option: Callable[[F], F] = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def confirm(yes: bool, does: str, question: str, *, can_ask: bool = True) -> None:
+    """Ask *question* in a terminal before a command ends something, unless the person has given --yes.
+
+    *does* says what the command would end, such as "ends group a". *can_ask* is False for a command whose output is for
+    a program.
+
+    Raises:
+        UsageError: nobody can be asked.
+        click.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if not (can_ask and sys.stdin.isatty()):
+        raise UsageError(f"this {does}: confirm it by --yes")
+    click.confirm(question, abort=True, err=True)
 
 
 def mib(size: int) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from rlinf_actors.cli import firewall
-from rlinf_actors.cli.output import echo, note
+from rlinf_actors.cli.output import confirm, echo, note, yes_option
 from rlinf_actors.cli.queries import head_option
-from rlinf_actors.errors import UsageError
 from rlinf_actors.runtime.progress import Facts, named, showing_blocked
 from rlinf_actors.systemd import unit_files as files
 from rlinf_actors.systemd import unit_removal
@@ -99,7 +97,7 @@ def install(directory: str, hardened: bool, force: bool) -> None:
 @units.command("uninstall")
 @click.option("--dir", "directory", default=files.DIRECTORY, show_default=True, help="Directory that has the units.")
 @click.option("--force", is_flag=True, help="Also remove files that were changed by hand.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 def uninstall(directory: str, force: bool, yes: bool) -> None:
     """Stop and disable the units on this machine, and remove the files that `units install` has written.
 
@@ -116,12 +114,8 @@ def uninstall(directory: str, force: bool, yes: bool) -> None:
         note(f"stop and disable: {unit}{' (running)' if unit in found.running else ''}")
     for path in found.files:
         note(f"remove: {path}")
-    if not yes:
-        if not sys.stdin.isatty():
-            running, removed = len(found.running), len(found.files)
-            what = f"stops {running} running units and their workers, and removes {removed} files"
-            raise UsageError(f"this {what}: confirm it by --yes")
-        click.confirm("Do this?", abort=True, err=True)
+    running, removed = len(found.running), len(found.files)
+    confirm(yes, f"stops {running} running units and their workers, and removes {removed} files", "Do this?")
     with showing_blocked(lambda: Facts(named("waiting for systemd to stop ", found.running) or "waiting for systemd")):
         unit_removal.carry_out(found, folder)
     for path in found.files:

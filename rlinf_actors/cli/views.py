@@ -17,6 +17,7 @@ import msgspec
 
 from rlinf_actors.cli.output import (
     Amount,
+    confirm,
     echo,
     json_option,
     mib,
@@ -26,6 +27,7 @@ from rlinf_actors.cli.output import (
     show_json,
     show_table,
     size,
+    yes_option,
 )
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import UsageError
@@ -282,15 +284,38 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 @click.option("--job", "--namespace", "namespace", metavar="NAME", help="The job; needed if several have such a group.")
 @grace_option
 @reason_option
+@yes_option
 @head_option
 @click.pass_obj
 def stop(
-    group_head: str | None, name: str, namespace: str | None, grace_s: float, reason: str, head: str | None
+    group_head: str | None, name: str, namespace: str | None, grace_s: float, reason: str, yes: bool, head: str | None
 ) -> None:
     """End a group, detached or not, and wait until its workers have ended."""
     endpoint, status = status_of(head or group_head)
     check_ends_groups(status)
-    end_group(endpoint, find_group(status.groups, name, namespace), grace_s, reason)
+    group = find_group(status.groups, name, namespace)
+    what = group_text(status, group)
+    note(what)
+    confirm(yes, f"ends {what}", "End it?")
+    end_group(endpoint, group, grace_s, reason)
+
+
+def group_text(status: Status, group: GroupState) -> str:
+    """Return what ends with a group, within a line: "group a of job j: 2 workers on nodes 0, 1, of ann's train.py"."""
+    alive = [worker for worker in group.workers if worker.state != "gone"]
+    nodes = ", ".join(str(rank) for rank in sorted({worker.node_rank for worker in alive}))
+    held = [one.title for one in status.leases if (one.namespace, one.group) == (group.namespace, group.name)]
+    text = f"group {group.name} of job {group.namespace}: {len(alive)} worker{'s' * (len(alive) != 1)}"
+    text += f" on node{'s' * (',' in nodes)} {nodes}" if nodes else ""
+    text += f", which hold{'s' * (len(alive) == 1)} {', '.join(held)}" if held else ""
+    owner = "no driver (detached)" if group.detached else owner_of(status, group)
+    return plain(f"{text}, of {owner}" if owner else text)
+
+
+def owner_of(status: Status, group: GroupState) -> str:
+    """Return the driver that owns a group, for people, "" if none is connected."""
+    owner = next((one for one in status.drivers if one.incarnation == group.owner), None)
+    return "" if owner is None else f"{str(owner.program) or 'a driver'}, process {owner.pid}"
 
 
 def end_group(endpoint: str, group: GroupState, grace_s: float, reason: str) -> None:

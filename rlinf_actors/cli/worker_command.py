@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 import msgspec
 
-from rlinf_actors.cli.output import echo, json_option, note, plain, show_fields, show_json
+from rlinf_actors.cli.output import confirm, echo, json_option, note, plain, show_fields, show_json, yes_option
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.cli.stack_command import select
-from rlinf_actors.cli.views import find_group, groups, reason_option, worker_dict
+from rlinf_actors.cli.views import find_group, groups, owner_of, reason_option, worker_dict
 from rlinf_actors.cli.views import stop as stop_group
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import duration
@@ -80,7 +79,7 @@ def show(target: str, job: str, head: str | None, as_json: bool) -> None:
 @click.argument("target", metavar="GROUP:RANK")
 @job_option
 @reason_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @head_option
 @json_option
 def kill(target: str, job: str, reason: str, yes: bool, head: str | None, as_json: bool) -> None:
@@ -99,10 +98,7 @@ def kill(target: str, job: str, reason: str, yes: bool, head: str | None, as_jso
     what += f", of {found['owner']}" if found["owner"] else ""
     if not as_json:
         echo(plain(what), err=True)
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise UsageError(f"this kills {what}: confirm it by --yes")
-        click.confirm("Kill it?", abort=True, err=True)
+    confirm(yes, f"kills {what}", "Kill it?", can_ask=not as_json)
     asked = KillWorker(place[0].namespace, place[0].name, place[1].id, who(), reason)
     node = next((one for one in status.nodes if one.rank == place[1].node_rank), None)
 
@@ -145,10 +141,7 @@ def place_of(status: Status, target: str, job: str, ended: bool = False) -> tupl
 def _worker_of(status: Status, group: GroupState, worker: WorkerState) -> dict[str, Any]:
     """Return the JSON object of `worker show`: that of `workers`, with "class", "node", "owner" and "robots"."""
     nodes = {node.rank: node.report for node in status.nodes if node.rank >= 0}
-    node, owner = (
-        nodes.get(worker.node_rank),
-        next((one for one in status.drivers if one.incarnation == group.owner), None),
-    )
+    node = nodes.get(worker.node_rank)
     here = node is not None and node.host == host_key()
     name = f"{group.name}:{worker.rank}"
     held = [one for one in status.leases if (one.namespace, one.group) == (group.namespace, group.name)]
@@ -156,7 +149,7 @@ def _worker_of(status: Status, group: GroupState, worker: WorkerState) -> dict[s
         **worker_dict(group, worker, status.at, near=here),
         "class": group.cls,
         "node": node.hostname if node is not None else worker.node_ip,
-        "owner": "" if owner is None else f"{str(owner.program) or 'a driver'}, process {owner.pid}",
+        "owner": owner_of(status, group),
         "robots": [one.title for one in held if name in one.workers],
     }
 

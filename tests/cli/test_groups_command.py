@@ -8,9 +8,11 @@ import os
 import pytest
 from cli_kit import example_status
 from msgspec.structs import replace
+from terminal import terminal
 
 from rlinf_actors import GroupClosedError, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_actors.cli import app
+from rlinf_actors.wire.program import DriverState, Program
 
 
 class Pid(Worker):
@@ -56,6 +58,16 @@ def test_older_head_is_reported_as_unable_to_end_groups(shown):
     assert (code, "ends no group by name: upgrade it" in err) == (64, True)
 
 
+def test_a_group_is_ended_only_if_a_person_confirms_it(shown):
+    driver = DriverState("driver-1", "one", 7, 0, Program("ann", "gpu-1", "/home/ann/train.py"))
+    status = with_groups(("one", "b"), drivers=[driver])
+    what = "group b of job one: 1 worker on node 0, of ann's train.py, process 7"
+    code, _, err = shown("group", "stop", "b", status=status)
+    assert (code, err) == (64, f"{what}\nerror: this ends {what}: confirm it by --yes\n")
+    code, _, err = shown("job", "stop", "one", status=status)
+    assert (code, err) == (64, f"{what}\nerror: this ends 1 group of job one (above): confirm it by --yes\n")
+
+
 @pytest.mark.live
 def test_a_group_is_ended_by_its_name(local_cluster, monkeypatch, capsys):
     local = local_cluster(num_nodes=1)
@@ -64,8 +76,16 @@ def test_a_group_is_ended_by_its_name(local_cluster, monkeypatch, capsys):
     with local.cluster(namespace="standing") as cluster:
         Pid.create_group().launch(cluster, NodePlacementStrategy([0]), name="left", detached=True)
         group = WorkerGroup.from_group_name(Pid, "left")
-        assert app.run(["groups", "stop", "left", "--reason", "not needed"]) == 0
-        assert "group left of namespace standing has ended" in capsys.readouterr().err
+        with terminal("groups", "stop", "left", "--reason", "not needed") as asked:
+            assert "group left of job standing: 1 worker on node 0, of no driver (detached)" in asked.until("End it? ")
+            asked.type("n\n")
+            assert asked.end() == 130
+        assert len(group.pid().wait()) == 1
+        with terminal("groups", "stop", "left", "--reason", "not needed") as asked:
+            asked.until("End it? ")
+            asked.type("y\n")
+            assert asked.end() == 0
+        assert "group left of namespace standing has ended" in asked.shown
         with pytest.raises(GroupClosedError, match="ended it: not needed"):
             group.pid().wait()
     assert app.run(["groups", "--json"]) == 0

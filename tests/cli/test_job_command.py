@@ -123,7 +123,7 @@ def test_a_job_is_shown_and_ended_while_its_driver_goes_on(local_cluster, monkey
         assert (driver["pid"], driver["node_rank"]) == (os.getpid(), 0)
         assert app.run(["events"]) == 0
         assert f"({driver['text']} on {driver['hostname']}), process {os.getpid()}" in capsys.readouterr().out
-        assert app.run(["job", "stop", "cell", "--reason", "lunch"]) == 0
+        assert app.run(["job", "stop", "cell", "--yes", "--reason", "lunch"]) == 0
         said = capsys.readouterr().err
         assert "group left of namespace cell has ended" in said
         assert "group right of namespace cell has ended" in said
