@@ -115,7 +115,7 @@ def holders(facts: NodeFacts) -> list[Finding]:
             found.append(Finding("gpu_holders", WARN, text, f"kill -9 {one.pid}"))
     workers = sum(one.state == "worker" for one in facts.holders)
     others = sum(one.state in ("other", "hidden") for one in facts.holders)
-    text = f"{workers} processes of workers and {others} others hold memory of GPUs" if workers or others else ""
+    text = f"memory of GPUs is held by processes of workers: {workers}, and others: {others}" if workers or others else ""
     return found or [Finding("gpu_holders", PASS, text or "no process holds memory of a GPU")]
 
 
