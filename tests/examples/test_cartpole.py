@@ -32,7 +32,7 @@ ALONE = """
 import numpy as np
 from cartpole import improved, play
 weights = np.zeros(4)
-for round in range(18):
+for round in range(10):
     batches = [play(weights, (round, seed)) for seed in range(12)]
     weights = improved(weights, batches)
     print(f"{np.mean([batch.returns for batch in batches]):.1f}")
@@ -42,7 +42,7 @@ for round in range(18):
 
 @pytest.mark.live
 def test_the_return_rises_and_a_killed_worker_does_not_change_it():
-    out = run()
+    out = run("--rounds", "10")
     assert re.search(r"^rollout:\d was killed by signal 9; rollout:\d played its batch$", out, re.M)
     assert re.search(r"^rollout:\d is back as process \d+, and has the newest weights$", out, re.M)
     alone = subprocess.run([sys.executable, "-c", ALONE], cwd=CARTPOLE, capture_output=True, text=True, check=True)
