@@ -115,8 +115,10 @@ def holders(facts: NodeFacts) -> list[Finding]:
             found.append(Finding("gpu_holders", WARN, text, f"kill -9 {one.pid}"))
     workers = sum(one.state == "worker" for one in facts.holders)
     others = sum(one.state in ("other", "hidden") for one in facts.holders)
-    text = f"memory of GPUs is held by processes of workers: {workers}, and others: {others}" if workers or others else ""
-    return found or [Finding("gpu_holders", PASS, text or "no process holds memory of a GPU")]
+    text = "no process holds memory of a GPU"
+    if workers or others:
+        text = f"memory of GPUs is held by processes of workers: {workers}, and others: {others}"
+    return found or [Finding("gpu_holders", PASS, text)]
 
 
 def faults(facts: NodeFacts) -> list[Finding]:
