@@ -46,7 +46,8 @@ def logs(free: int, last_hour: int = 0) -> LogUse:
          "1.0 GiB of GPU 3", "fuser -v /dev/nvidia3"),
         ({"holders": [Holder(0, 7, 0, "orphan", "python")]}, "gpu_holders", "warn", "process 7 (python) of a worker "
          "that is gone holds memory of GPU 0", "kill -9 7"),
-        ({"holders": [Holder(0, 7, 1, "worker"), Holder(0, 8, 1, "hidden")]}, "gpu_holders", "pass", "workers: 1, and others: 1", ""),
+        ({"holders": [Holder(0, 7, 1, "worker"), Holder(0, 8, 1, "hidden")]}, "gpu_holders", "pass",
+         "workers: 1, and others: 1", ""),
         ({"faults": ["NVML hangs"]}, "unknown", "warn", "NVML hangs", "dmesg"),
         ({"cgroup": "", "cgroup_why": {"cgroup": "start agentd so"}}, "cgroup", "warn", "no cgroup", "start agentd so"),
         ({"cgroup_why": {"memory": "enable it"}}, "memory_limit", "warn", "cannot hold", "enable it"),
