@@ -1,7 +1,8 @@
 """The commands `rlinf-actors trace start|stop|fetch`: a timeline of a running job, without a change to its program.
 
-The head passes `start` and `stop` to the agentds of the job's workers, which tell the workers' I/O threads. The workers
-record in files (agentd.traces), which `fetch` reads and makes into one Chrome trace (cluster.trace_files).
+The head passes `start` and `stop` to the job's driver, and to the agentds of the job's workers, which tell the workers'
+I/O threads. The workers record in files (agentd.traces) and the driver in its memory (runtime.driver_trace). `fetch`
+reads them and makes one Chrome trace (cluster.trace_files).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from rlinf_actors.cli.job_command import find_job, jobs_of
 from rlinf_actors.cli.output import echo, json_option, note, plain, show, warn
 from rlinf_actors.cli.queries import head_option, observing, status_of
-from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, TraceFile, TraceReport, aside, chrome_path
+from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, Traced, TraceFile, TraceReport, aside, chrome_path
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
 from rlinf_actors.tracing.ring import DEFAULT_EVENTS, MAX_EVENTS
@@ -27,7 +28,6 @@ from rlinf_actors.wire.client_messages import ReadTrace, Status, TraceRead
 from rlinf_actors.wire.node_questions import AskNode, answer_of
 from rlinf_actors.wire.protocol import QUESTIONS, expected
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSwitch
-from rlinf_actors.wire.values import NodeState
 
 ASKED_NODES = 32
 """Most nodes that are asked at a time."""
@@ -37,10 +37,7 @@ job_option = click.option("--job", "job", default="", metavar="NAME", help="The 
 
 @click.group()
 def trace() -> None:
-    """Record a timeline of a running job: calls, messages, channel operations and spans of all its workers.
-
-    The workers record. The job's driver is not in the timeline, unless its configuration has a `tracer` section.
-    """
+    """Record a timeline of a running job: calls, messages, channel operations and spans of its driver and workers."""
 
 
 @trace.command()
@@ -51,12 +48,12 @@ def trace() -> None:
     show_default=True,
     type=click.IntRange(1, MAX_EVENTS),
     metavar="NUMBER",
-    help="Events that each worker keeps: the newest ones. An event takes 48 bytes.",
+    help="Events that each process keeps: the newest ones. An event takes 48 bytes.",
 )
 @head_option
 @json_option
 def start(job: str, events: int, head: str | None, as_json: bool) -> None:
-    """Have all workers of a job record from now on, also those that start later."""
+    """Have the driver and all workers of a job record from now on, also workers that start later."""
     _switch(job, events, head, as_json)
 
 
@@ -65,9 +62,10 @@ def start(job: str, events: int, head: str | None, as_json: bool) -> None:
 @head_option
 @json_option
 def stop(job: str, head: str | None, as_json: bool) -> None:
-    """Have the workers of a job record no longer.
+    """Have the driver and the workers of a job record no longer.
 
-    What they have recorded stays until the next `trace start`, or until 10 minutes after the job's last worker.
+    What they have recorded stays until the next `trace start`, or until 10 minutes after the job's last worker. That of
+    the driver ends with the driver.
     """
     _switch(job, 0, head, as_json)
 
@@ -80,11 +78,11 @@ def stop(job: str, head: str | None, as_json: bool) -> None:
 @head_option
 @json_option
 def fetch(job: str, output: str, head: str | None, as_json: bool) -> None:
-    """Write what the workers of a job have recorded until now. Open the file at https://ui.perfetto.dev."""
+    """Write what the driver and the workers of a job have recorded until now. Open the file at https://ui.perfetto.dev."""
     endpoint, status = _status(head)
     name = _chosen(status, job)
     path = Path(output)
-    report = asyncio.run(_fetch(endpoint, name, _nodes_of(status), path))
+    report = asyncio.run(_fetch(endpoint, name, [*_drivers_of(status, name), *_nodes_of(status)], path))
     for process, count in sorted(report.fallen_out.items()):
         warn(f"{process}: {count} events are not in the trace, because later ones took their room (start --events)")
     for line in report.missing:
@@ -92,7 +90,9 @@ def fetch(job: str, output: str, head: str | None, as_json: bool) -> None:
     if not report.processes:
         raise RlinfActorsError(f"job {name!r} has recorded nothing: run `rlinf-actors trace start --job {name}` first")
     found = trace_dict(name, path, report)
-    show(as_json, found, f"the trace of {report.processes} workers is in {chrome_path(path)} (https://ui.perfetto.dev)")
+    show(
+        as_json, found, f"the trace of {report.processes} processes is in {chrome_path(path)} (https://ui.perfetto.dev)"
+    )
 
 
 def trace_dict(job: str, path: Path, report: TraceReport) -> dict[str, Any]:
@@ -100,31 +100,36 @@ def trace_dict(job: str, path: Path, report: TraceReport) -> dict[str, Any]:
     return {"job": job, "file": str(chrome_path(path)), **msgspec.to_builtins(report)}
 
 
-def switch_dict(job: str, events: int, answers: Sequence[tuple[str, SwitchedWorkers]]) -> dict[str, Any]:
-    """Return what `trace start --json` and `trace stop --json` print. *answers* has the name of each node, which
-    several nodes of one machine may share, and its answer.
+def switch_dict(job: str, events: int, answers: Sequence[tuple[Traced, SwitchedWorkers]]) -> dict[str, Any]:
+    """Return what `trace start --json` and `trace stop --json` print. *answers* has each node and driver, with its
+    answer.
     """
+    confirmed = [(place.is_driver, one.workers) for place, one in answers]
     return {
         "job": job,
         "recording": bool(events),
-        "workers": sum(one.workers for _, one in answers),
+        "workers": sum(number for is_driver, number in confirmed if not is_driver),
+        "drivers": sum(number for is_driver, number in confirmed if is_driver),
         "failed": sum(one.failed for _, one in answers),
-        "faults": [f"node {node}: {text}" for node, one in answers for text in one.faults],
+        "faults": [f"{place.name}: {text}" for place, one in answers for text in one.faults],
     }
 
 
 def _switch(job: str, events: int, head: str | None, as_json: bool) -> None:
     endpoint, status = _status(head)
     name = _chosen(status, job)
-    answers = asyncio.run(_ask_nodes(endpoint, TraceSwitch(name, events), _nodes_of(status, name)))
+    answers = asyncio.run(
+        _ask(endpoint, TraceSwitch(name, events), [*_drivers_of(status, name), *_nodes_of(status, name)])
+    )
     found = switch_dict(name, events, answers)
     faults = found["faults"]
     what = "record" if events else "record no longer"
-    show(as_json, found, f"{found['workers']} workers of job {name} {what}")
+    drivers = "the driver and " if found["drivers"] else ""
+    show(as_json, found, f"{drivers}{found['workers']} workers of job {name} {what}")
     for text in faults:
         echo(plain(text), err=True)
     if faults:
-        raise RlinfActorsError(f"some workers of job {name!r} have not confirmed that they {what} (above)")
+        raise RlinfActorsError(f"some processes of job {name!r} have not confirmed that they {what} (above)")
     if events:
         note(f"to look at it: rlinf-actors trace fetch --job {name}")
 
@@ -146,7 +151,13 @@ def _chosen(status: Status, job: str) -> str:
     return str(jobs[0]["name"])
 
 
-def _nodes_of(status: Status, job: str = "") -> list[NodeState]:
+def _drivers_of(status: Status, job: str) -> list[Traced]:
+    """Return the drivers of *job*; not those of protocols that do not know this question (`Program.user`)."""
+    mine = [one for one in status.drivers if one.namespace == job and one.program.user]
+    return [Traced.driver(one, status.nodes) for one in mine]
+
+
+def _nodes_of(status: Status, job: str = "") -> list[Traced]:
     """Return the living nodes, if *job* is given those with workers of it."""
     used = {
         worker.node_rank
@@ -154,28 +165,26 @@ def _nodes_of(status: Status, job: str = "") -> list[NodeState]:
         for worker in group.workers
         if group.namespace == job and worker.state != "gone"
     }
-    return [node for node in status.nodes if node.state != "lost" and (not job or node.rank in used)]
+    return [Traced.node(node) for node in status.nodes if node.state != "lost" and (not job or node.rank in used)]
 
 
-async def _ask_nodes(
-    endpoint: str, switch: TraceSwitch, nodes: Sequence[NodeState]
-) -> list[tuple[str, SwitchedWorkers]]:
+async def _ask(endpoint: str, switch: TraceSwitch, places: Sequence[Traced]) -> list[tuple[Traced, SwitchedWorkers]]:
     at_once = asyncio.Semaphore(ASKED_NODES)
 
-    async def ask(client: Any, node: NodeState) -> SwitchedWorkers:
+    async def ask(client: Any, place: Traced) -> SwitchedWorkers:
         async with at_once:
             try:
-                reply = await client.request(AskNode(node.report.node_id, switch), ANSWER_S)
+                reply = await client.request(AskNode(place.id, switch), ANSWER_S)
                 return answer_of(reply, SwitchedWorkers)
             except RlinfActorsError as error:
                 return SwitchedWorkers(faults=[str(error)])
 
     async with observing(endpoint, discovery.client_settings()) as client:
-        answers = await asyncio.gather(*(ask(client, node) for node in nodes))
-    return [(node.report.hostname, answer) for node, answer in zip(nodes, answers, strict=True)]
+        answers = await asyncio.gather(*(ask(client, place) for place in places))
+    return list(zip(places, answers, strict=True))
 
 
-async def _fetch(endpoint: str, job: str, nodes: Sequence[NodeState], path: Path) -> TraceReport:
+async def _fetch(endpoint: str, job: str, places: Sequence[Traced], path: Path) -> TraceReport:
     report, timeline = TraceReport(), Timeline()
     async with observing(endpoint, discovery.client_settings()) as client:
 
@@ -183,7 +192,7 @@ async def _fetch(endpoint: str, job: str, nodes: Sequence[NodeState], path: Path
             return expected(await client.request(request, timeout), kind)
 
         with TraceFile(path) as file:
-            async for name, found, offset in NodeTraces(ask, job).read(nodes, report):
+            async for name, found, offset in NodeTraces(ask, job).read(places, report):
                 report.count(name, found)
                 await aside(partial(file.add, timeline.process(found, name, offset)))
             await aside(lambda: file.add(timeline.arrows()))

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import msgspec
 
-from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, TraceFile, TraceReport, aside, chrome_path
+from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, Traced, TraceFile, TraceReport, aside, chrome_path
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.runtime import driver_trace
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say
 from rlinf_actors.runtime.progress import Facts, showing
@@ -52,8 +53,7 @@ class JobTrace:
         self.path = Path(config.output_file or Path(directory, DEFAULT_FILE)).absolute()
         self._runtime = runtime
         self._writing = asyncio.Lock()
-        about = {"name": "driver", "node": os.uname().nodename, "host": runtime.host}
-        self._recorder = recorder.start(config.events, about)
+        self._recorder = driver_trace.start(runtime, config.events)
         self._others = NodeTraces(runtime.ask, runtime.namespace, runtime.host, self._clock)
 
     def _clock(self) -> tuple[float, float]:
@@ -136,9 +136,9 @@ class JobTrace:
                 file = stack.enter_context(TraceFile(path))
                 now = time.monotonic_ns()
                 own = await aside(lambda: ring.read(bytes(self._recorder.memory)))
-                report.count("driver", own)
-                await aside(lambda: file.add(timeline.process(own, "driver", until=now)))
-                async for name, trace, offset in self._others.read(states, report):
+                report.count(driver_trace.NAME, own)
+                await aside(lambda: file.add(timeline.process(own, driver_trace.NAME, until=now)))
+                async for name, trace, offset in self._others.read(map(Traced.node, states), report):
                     report.count(name, trace)
                     await aside(partial(file.add, timeline.process(trace, name, offset)))
                 await aside(lambda: file.add(timeline.arrows()))

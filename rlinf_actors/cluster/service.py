@@ -81,7 +81,7 @@ async def launch_service(
                 forward_logs=show_logs,
                 keep_logs=show_logs and cluster.log_dir is not None,
                 interpreter=interpreter,
-                trace_events=active.capacity if (active := recorder.active) is not None else 0,
+                trace_events=recorder.for_workers(),
             )
         )
     construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0)

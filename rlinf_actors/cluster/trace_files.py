@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from rlinf_actors.wire.client_messages import ReadTrace, TraceRead
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 
 if TYPE_CHECKING:
+    from rlinf_actors.wire.program import DriverState
     from rlinf_actors.wire.values import NodeState
 
 ANSWER_S = 15.0
@@ -72,13 +73,40 @@ class TraceReport(msgspec.Struct):
                 self.missing.append(f"{name}: {number} {what}")
 
 
+class Traced(NamedTuple):
+    """Who has rings of a job: a node, for its workers, or a driver.
+
+    Attributes:
+        id: id of the node, or incarnation of the driver.
+        name: for people.
+        host: machine whose clock it has (`NodeReport.host`). Of a driver without a node it is no machine of another.
+        is_driver: True for a driver.
+    """
+
+    id: str
+    name: str
+    host: str
+    is_driver: bool = False
+
+    @classmethod
+    def node(cls, state: NodeState) -> Traced:
+        """Return the Traced of a node."""
+        return cls(state.report.node_id, f"node {state.report.hostname}", state.report.host)
+
+    @classmethod
+    def driver(cls, state: DriverState, nodes: Sequence[NodeState]) -> Traced:
+        """Return the Traced of a driver. *nodes* are all nodes."""
+        hosts = (node.report.host for node in nodes if node.rank == state.node_rank >= 0)
+        return cls(state.incarnation, f"the driver, process {state.pid}", next(hosts, f"of {state.incarnation}"), True)
+
+
 class NodeTraces:
-    """Reads the rings of a job's workers from their nodes. Loop thread only.
+    """Reads the rings of a job from nodes and drivers. Loop thread only.
 
     Args:
         ask: sends a request to the head.
         namespace: the job.
-        host: machine whose clock the trace has (`NodeReport.host`); "" for that of the first node.
+        host: machine whose clock the trace has (`NodeReport.host`); "" for that of the first who answers.
         clock: tells about the clock of *host*; for "" not needed.
     """
 
@@ -88,36 +116,33 @@ class NodeTraces:
         self._host = host
         self._clock = clock
 
-    async def read(
-        self, states: Sequence[NodeState], report: TraceReport
-    ) -> AsyncIterator[tuple[str, ProcessTrace, int]]:
-        """Yield name, trace, and offset of the clock in nanoseconds, of each traced worker. Note in *report* what is
+    async def read(self, places: Iterable[Traced], report: TraceReport) -> AsyncIterator[tuple[str, ProcessTrace, int]]:
+        """Yield name, trace, and offset of the clock in nanoseconds, of each traced process. Note in *report* what is
         missing.
         """
-        for state in states:
-            node = state.report.hostname
+        for place in places:
             try:
-                listing = await self._ask(state, TraceQuestion(self._namespace))
-                offset, error = self._offset(state.report.host, listing)
+                listing = await self._ask(place, TraceQuestion(self._namespace))
+                offset, error = self._offset(place.host, listing)
                 if listing.names and error:
-                    report.clock_error_ms[node] = round(error * 1e3, 3)
+                    report.clock_error_ms[place.name.removeprefix("node ")] = round(error * 1e3, 3)
                 for file in listing.names:
-                    data = await self._fetch(state, file)
+                    data = await self._fetch(place, file)
                     try:
                         trace = await aside(partial(ring.read, data))
                     except ValueError as fault:
-                        report.missing.append(f"{file} on node {node} {fault}")
+                        report.missing.append(f"{file} on {place.name} {fault}")
                         continue
                     yield str(trace.process.get("name", file)), trace, int(offset * 1e9)
             except RlinfActorsError as fault:
-                report.missing.append(f"node {node}: {fault}")
+                report.missing.append(f"{place.name}: {fault}")
 
-    async def _fetch(self, state: NodeState, name: str) -> bytes:
+    async def _fetch(self, place: Traced, name: str) -> bytes:
         """Return the used part of a ring."""
         data = bytearray()
         events_at = 0
         while True:
-            part = (await self._ask(state, TraceQuestion(self._namespace, name, len(data)))).data
+            part = (await self._ask(place, TraceQuestion(self._namespace, name, len(data)))).data
             if not part or (events_at and len(data) >= events_at and not part.strip(b"\0")):
                 break  # the rest of a ring that is not full is empty
             data += part
@@ -128,8 +153,8 @@ class NodeTraces:
                     break  # `read` says so
         return bytes(data)
 
-    async def _ask(self, state: NodeState, question: TraceQuestion) -> TraceSlice:
-        answer = (await self._send(ReadTrace(state.report.node_id, question), TraceRead, ANSWER_S)).answer
+    async def _ask(self, place: Traced, question: TraceQuestion) -> TraceSlice:
+        answer = (await self._send(ReadTrace(place.id, question), TraceRead, ANSWER_S)).answer
         if answer.fault:
             raise RlinfActorsError(answer.fault)
         return answer

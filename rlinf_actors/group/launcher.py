@@ -427,7 +427,7 @@ def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Set
         pids_limit=options.limits.pids,
         limits_best_effort=options.limits.best_effort,
         restart=options.restart if options.restart.restarts else None,
-        trace_events=active.capacity if (active := recorder.active) is not None else 0,
+        trace_events=recorder.for_workers(),
         owner_must_answer={None: "elsewhere", True: "always", False: ""}[must_answer],
     )  # fmt: skip
 

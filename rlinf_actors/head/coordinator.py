@@ -375,7 +375,7 @@ class Coordinator:
         *certain* is True if the agentd said goodbye, so its workers have ended. *successor* is the hello of a new
         agentd that registers this node in its place, None without a new agentd.
         """
-        self.queries.node_lost(node, reason)
+        self.queries.lost(node, reason)
         if successor is None:
             self.emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
             self.groups.node_lost(node, reason, certain)
@@ -392,6 +392,7 @@ class Coordinator:
         if client.role == "driver":
             self.emit(of_driver("driver_ended", client, f"has ended: {self.clients.ended(incarnation)}"))
             self.output.driver_gone(client)
+        self.queries.lost(client, "it has ended")
         self.reconciler.client_gone(client)
         self.forget_requests(client.peer)
         self.groups.forget_job(client.namespace)

@@ -121,6 +121,8 @@ class Handlers:
             agent_messages.LogCredit: head.output.credit,
             client_messages.WatchClients: lambda client, body: head.clients.subscribe(client, body.incarnations),
             client_messages.Handles: head.reconciler.handles,
+            agent_messages.TraceSent: head.queries.found,
+            node_questions.AgentAnswered: head.queries.found,
             agent_messages.Goodbye: lambda client, body: head.clients.gone(
                 client, printable(body.reason) or "it said goodbye"
             ),
@@ -223,7 +225,7 @@ class Handlers:
             raise Refused("hello", "the agentd has another connection, or was given up meanwhile")
         head.robots.node_back(node)
         head.drains.node_back(node)
-        head.queries.node_back(node)
+        head.queries.back(node)
         yield from head.clients.watch_on(node)
         return self._welcome("", protocol)
 
@@ -236,6 +238,7 @@ class Handlers:
         if client.role == "driver" and not known:
             head.emit(of_driver("driver_joined", client, "is here"))
         head.groups.resend(client)
+        head.queries.back(client)
         head.clients.watch(client, head.nodes.on_host(client.host))
         return self._welcome(head.jobs.token(client.namespace), protocol)
 

@@ -10,7 +10,7 @@ import msgspec
 from rlinf_actors.head import commands, quotas, validation
 from rlinf_actors.head.event_log import of_node, of_worker
 from rlinf_actors.head.owners import first_of
-from rlinf_actors.head.records import Index, Node, WorkerRecord
+from rlinf_actors.head.records import Client, Index, Node, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
@@ -40,7 +40,7 @@ from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S, LogQuestion, LogSlice
 from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, NodeAnswered, NodeQuestion
 from rlinf_actors.wire.protocol import QUESTIONS, printable
 from rlinf_actors.wire.stack_values import IO_THREAD, StackAnswer, StackQuestion
-from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSlice, TraceSwitch
+from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 from rlinf_actors.wire.values import HardwareAnswer, WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
@@ -189,10 +189,10 @@ KINDS: Mapping[type[NodeQuestion], _Kind] = {
 """The questions that the head forwards. `head.authority` has checked before who asks."""
 
 
-class _NodeQuery(msgspec.Struct, eq=False):
+class _Query(msgspec.Struct, eq=False):
     peer: bytes
     id: int
-    node: Node
+    asked: Node | Client
     order: LookForHardware | SendTrace | AskAgent
     title: str  # what the node is asked for
     found: type  # of the answer
@@ -202,17 +202,17 @@ class _NodeQuery(msgspec.Struct, eq=False):
 
 
 class NodeQueries:
-    """The questions that the head has forwarded to nodes.
+    """The questions that the head has forwarded to nodes, and those about traces also to drivers.
 
-    Each question gets one answer: the node's, or an error if the node is lost or the time limit has passed.
+    Each question gets one answer: that of the node or driver, or an error if it is lost or the time limit has passed.
     """
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._number = 0
-        self._queries: dict[str, _NodeQuery] = {}
-        self._of_node: Index[_NodeQuery] = Index()  # by incarnation
-        self._of_peer: Index[_NodeQuery] = Index()
+        self._queries: dict[str, _Query] = {}
+        self._of_asked: Index[_Query] = Index()  # by incarnation of the node or driver
+        self._of_peer: Index[_Query] = Index()
 
     def ask_hardware(self, event: commands.RequestReceived, asked: EnumerateHardware) -> None:
         """Ask a node to enumerate its hardware; the node's answer goes to the sender of *event*."""
@@ -224,13 +224,13 @@ class NodeQueries:
         self._forward(event, asked.node_id, order, asked.question.type, HardwareAnswer, Enumerated, limit_s)
 
     def ask_trace(self, event: commands.RequestReceived, asked: ReadTrace) -> None:
-        """Ask a node for a part of a job's traces; the node's answer goes to the sender of *event*."""
+        """Ask a node or driver for a part of a job's traces; the answer goes to the sender of *event*."""
         self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
         order = SendTrace(self._name(), asked.question)
         self._forward(event, asked.node_id, order, "traces", TraceSlice, TraceRead, ANSWER_S)
 
     def ask(self, event: commands.RequestReceived, node_id: str, question: NodeQuestion) -> None:
-        """Ask a node; its answer goes to the sender of *event*."""
+        """Ask a node, or a driver for its trace; the answer goes to the sender of *event*."""
         kind, node = KINDS[type(question)], self._head.nodes.get(node_id)
         if kind.is_ruled(question):
             self._head.admission.check_question(self._head.authority.speaker(event), node_id)
@@ -241,6 +241,16 @@ class NodeQueries:
             self._check_far(question.path)
         order = AskAgent(self._name(), question)
         self._forward(event, node_id, order, kind.title, kind.answer, NodeAnswered, kind.limit_s(question))
+
+    def _asked(self, id: str, order: LookForHardware | SendTrace | AskAgent) -> Node | Client | None:
+        """Return the living node with this id, or the driver with this incarnation if *order* is about its trace."""
+        about = order.question
+        if isinstance(about, (TraceSwitch, TraceQuestion)):
+            driver = self._head.clients.get(id)
+            if driver is not None and (driver.role, driver.namespace) == ("driver", about.namespace):
+                return driver
+        node = self._head.nodes.get(id)
+        return node if node is not None and node.alive else None
 
     def _check_far(self, path: PathTest) -> None:
         """Raise Refused if a node would connect to another address than one of the node at the far end."""
@@ -265,37 +275,39 @@ class NodeQueries:
         reply: Callable[[Any], Body],
         limit_s: float,
     ) -> None:
-        node, now = self._head.nodes.get(node_id), self._head.now
-        if node is None or not node.alive:
+        node, now, to = self._head.nodes.get(node_id), self._head.now, self._asked(node_id, order)
+        if to is None:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
             raise commands.Refused("node_lost", f"node {node_id}, asked for its {title}, {state}")
-        query = _NodeQuery(event.peer, event.id, node, order, title, found, reply, now)
+        query = _Query(event.peer, event.id, to, order, title, found, reply, now)
         self._queries[order.id] = query
-        self._of_node.add(node.incarnation, order.id, query)
+        self._of_asked.add(to.incarnation, order.id, query)
         self._of_peer.add(event.peer, order.id, query)
         query.timer = self._head.timers.at(now + limit_s, lambda: self._time_out(order.id))
-        self._head.emit(commands.Notify(node.peer, order))
+        self._head.emit(commands.Notify(to.peer, order))
 
-    def found(self, node: Node, body: HardwareFound | TraceSent | AgentAnswered) -> None:
-        """Send a node's answer to the client that asked. Unknown queries, and answers of another type, are ignored."""
+    def found(self, asked: Node | Client, body: HardwareFound | TraceSent | AgentAnswered) -> None:
+        """Send the answer of a node or driver to the client that asked. Unknown queries, and answers of another type,
+        are ignored.
+        """
         query = self._queries.get(body.id)
-        if query is not None and query.node.incarnation == node.incarnation and type(body.answer) is query.found:
+        if query is not None and query.asked.incarnation == asked.incarnation and type(body.answer) is query.found:
             self._remove(body.id)
             self._head.emit(commands.Answer(query.peer, query.id, query.reply(body.answer)))
             asked = query.order.question
             if isinstance(asked, DebugQuestion) and isinstance(body.answer, DebugAnswer):
                 self._head.breakpoints.asked(node, asked, body.answer)
 
-    def node_back(self, node: Node) -> None:
-        """Resend the open queries to a reconnected node, because its previous connection may have lost them."""
-        for query in self._of_node.of(node.incarnation):
-            self._head.emit(commands.Notify(node.peer, query.order))
+    def back(self, asked: Node | Client) -> None:
+        """Resend the open queries to a reconnected node or driver: its previous connection may have lost them."""
+        for query in self._of_asked.of(asked.incarnation):
+            self._head.emit(commands.Notify(asked.peer, query.order))
 
-    def node_lost(self, node: Node, reason: str) -> None:
-        """Send an error with this *reason* to each client whose query a lost node will not answer."""
-        for query in self._of_node.of(node.incarnation):
+    def lost(self, asked: Node | Client, reason: str) -> None:
+        """Send an error with this *reason* to each client whose query a lost node or driver will not answer."""
+        for query in self._of_asked.of(asked.incarnation):
             self._remove(query.order.id)
-            text = f"node {node.name} was lost while it looked for its {query.title}: {reason}"
+            text = f"{_title(asked)} was lost while it looked for its {query.title}: {reason}"
             self._head.emit(commands.Refuse(query.peer, query.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
@@ -306,21 +318,27 @@ class NodeQueries:
         query = self._queries[name]
         self._stop(name)
         waited = f"{self._head.now - query.since:.0f} s"
-        text = f"node {query.node.name} gave no answer in {waited} when asked for its {query.title}"
+        text = f"{_title(query.asked)} gave no answer in {waited} when asked for its {query.title}"
         self._head.emit(commands.Refuse(query.peer, query.id, "timeout", text))
 
     def _stop(self, name: str) -> None:
         query = self._remove(name)
-        node = self._head.nodes.get(query.node.id)  # it may have a new connection
-        if node is not None and node.incarnation == query.node.incarnation:
+        if isinstance(query.asked, Client):
+            return
+        node = self._head.nodes.get(query.asked.id)  # it may have a new connection
+        if node is not None and node.incarnation == query.asked.incarnation:
             self._head.emit(commands.Notify(node.peer, StopLooking(name)))
 
-    def _remove(self, name: str) -> _NodeQuery:
+    def _remove(self, name: str) -> _Query:
         query = self._queries.pop(name)
-        self._of_node.discard(query.node.incarnation, name)
+        self._of_asked.discard(query.asked.incarnation, name)
         self._of_peer.discard(query.peer, name)
         self._head.timers.cancel(query.timer)
         return query
+
+
+def _title(asked: Node | Client) -> str:
+    return str(asked) if isinstance(asked, Client) else f"node {asked.name}"
 
 
 class WorkerHealthLog:

@@ -31,8 +31,10 @@ from rlinf_actors.net import reading
 from rlinf_actors.net.idle_select import IdleSelect
 from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.net.loop_reader import LoopReader
+from rlinf_actors.runtime.outcome_frames import leave_out_outcome
 from rlinf_actors.runtime.then_threads import then_threads
 from rlinf_actors.runtime.timeout_facts import await_explain, explain, job_text
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire.protocol import waiting
 
 if TYPE_CHECKING:
@@ -54,18 +56,6 @@ def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
             callback(*args)
         except Exception:
             log.exception("internal error: %r failed", callback)
-
-
-def _leave_out_outcome(error: BaseException) -> None:
-    """Remove the frames of `Future._outcome`, which has raised *error* to the caller, from the traceback.
-
-    They refer to the Future, and the Future to the error: only the garbage collector would free them, and all else that
-    the Future holds, such as large results of other ranks.
-    """
-    trace = error.__traceback__ and error.__traceback__.tb_next
-    while trace is not None and trace.tb_frame.f_code.co_name == "_outcome":
-        trace = trace.tb_next
-    error.__traceback__ = trace
 
 
 class Future(Generic[T]):
@@ -122,7 +112,12 @@ class Future(Generic[T]):
             loop = asyncio._get_running_loop()
             if loop is not None and loop.get_debug():
                 log.warning("waiting for %s blocks a running event loop: await it, or use async_op=True", self._what)
-            if not self._block_until_done(timeout):
+            tracing = recorder.active
+            span = tracing.begin(f"wait for {self._what}", flows.WAIT) if tracing is not None and tracing.waits else 0
+            done = self._block_until_done(timeout)
+            if tracing is not None and span:
+                tracing.end(span)
+            if not done:
                 assert timeout is not None
                 raise self._timeout_error(timeout)
         try:
@@ -130,7 +125,7 @@ class Future(Generic[T]):
         except BaseException as error:
             explain(self, error)
             del self
-            _leave_out_outcome(error)
+            leave_out_outcome(error)
             raise error
 
     def _block_until_done(self, timeout: float | None) -> bool:
@@ -206,7 +201,7 @@ class Future(Generic[T]):
         except BaseException as error:
             yield from await_explain(self, error)
             del self
-            _leave_out_outcome(error)
+            leave_out_outcome(error)
             raise error
 
     def _outcome(self) -> T:

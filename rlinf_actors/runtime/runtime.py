@@ -32,6 +32,7 @@ from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime import driver_log, switch_interval
 from rlinf_actors.runtime.driver_end import DriverEnd
+from rlinf_actors.runtime.driver_trace import DriverTrace
 from rlinf_actors.runtime.group_progress import GroupProgress
 from rlinf_actors.runtime.group_registry import GroupRegistry
 from rlinf_actors.runtime.head_session import HeadSession, WatchedClients
@@ -196,6 +197,7 @@ class Runtime:
         self.logs_moved = ("", "")  # a directory of logs, and where it is since the cluster has ended
         self._warned: set[str] = set()
         self.watched = WatchedClients(self._tell)
+        self._trace = DriverTrace(self)
 
     def emulate(self, config: NetEmulationConfig, name: str, node_rank: int, budgets: Budgets | None = None) -> None:
         """From now on, delay messages to and from workers as *config* says. Call it before the first group is known.
@@ -451,8 +453,8 @@ class Runtime:
         elif isinstance(body, Goodbye):
             self._on_lost(body.reason)
             (self._declared_dead if body.lost else self.head_lost)(body.reason)
-        else:
-            log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
+        elif (answer := self._trace.answer(body)) is not None:
+            self._tell(answer)
 
     def _notice_failed(self, body: Body, error: InternalError) -> None:
         """Handle an internal error: this process failed to handle a notice of the head.

@@ -127,9 +127,9 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "HardwareFound": _AGENT,
         "StopLooking": _HEAD,
         "SendTrace": _HEAD,
-        "TraceSent": _AGENT,
+        "TraceSent": _AGENT | _DRIVER,  # a driver about itself
         "AskAgent": _HEAD,
-        "AgentAnswered": _AGENT,
+        "AgentAnswered": _AGENT | _DRIVER,  # a driver about itself
         "Watch": _HEAD,
         "Unwatch": _HEAD,
         "ProcessGone": _AGENT,

@@ -12,7 +12,7 @@ import zlib
 
 from rlinf_actors.tracing.recorder import Recorder
 
-CALL, MESSAGE, CHANNEL = "call", "message", "channel"
+CALL, MESSAGE, CHANNEL, WAIT = "call", "message", "channel", "wait"
 """Categories of the library's own spans."""
 
 _LOW = 0xFFFFFFFF

@@ -50,10 +50,13 @@ class Recorder:
     Attributes:
         memory: the ring's memory.
         capacity: number of events that the ring has room for.
+        of_job: False if `rlinf-actors trace start` has begun it. Then agentds tell the job's later workers to record.
+        waits: True if a span shows each wait of a thread for a result, as in a driver.
     """
 
     def __init__(self, memory: mmap.mmap, layout: Layout, process: Mapping[str, Any]) -> None:
         self.memory = memory
+        self.of_job, self.waits = True, False
         self._view = memoryview(memory)
         self._layout = layout
         self.capacity = layout.capacity
@@ -194,6 +197,11 @@ def start(events: int, process: Mapping[str, Any], path: str = "") -> Recorder:
         memory = mmap.mmap(-1, layout.size)
     active = Recorder(memory, layout, {"pid": os.getpid(), **process})
     return active
+
+
+def for_workers() -> int:
+    """Return how many events the workers that this process launches are to keep, 0 if they are to record none."""
+    return active.capacity if active is not None and active.of_job else 0
 
 
 def stop() -> None:

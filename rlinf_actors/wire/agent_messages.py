@@ -105,14 +105,14 @@ class StopLooking(ControlMessage, frozen=True):
 
 
 class SendTrace(ControlMessage, frozen=True):
-    """Notice to an agentd: send TraceSent with the same id, as `question` says."""
+    """Notice to an agentd, or since protocol 7 a driver: send TraceSent with the same id, as `question` says."""
 
     id: Name
     question: trace_values.TraceQuestion
 
 
 class TraceSent(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the SendTrace with this id. The head ignores an unknown id."""
+    """Notice of an agentd or driver: the answer to the SendTrace with this id. The head ignores an unknown id."""
 
     id: Name
     answer: trace_values.TraceSlice

@@ -59,7 +59,8 @@ class Enumerated(ControlMessage, frozen=True):
 
 
 class ReadTrace(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id` send a part of the traces of a job, as `question` says.
+    """Ask the head to have the node `node_id`, or the job's driver with this incarnation, send a part of the traces of
+    a job, as `question` says.
 
     Answered by TraceRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
     """

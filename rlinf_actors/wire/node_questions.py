@@ -28,6 +28,8 @@ NodeAnswer = Union[LogSlice, StackAnswer, NodeFigures, CheckAnswer, DebugAnswer,
 class AskNode(ControlMessage, frozen=True):
     """Ask the head to have the node `node_id` answer `question`. Since protocol 7.
 
+    A TraceSwitch may also go to the job's driver with the incarnation `node_id`.
+
     Answered by NodeAnswered, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer.
     """
 
@@ -40,14 +42,14 @@ class NodeAnswered(ControlMessage, frozen=True):
 
 
 class AskAgent(ControlMessage, frozen=True):
-    """Notice to an agentd: answer `question` by AgentAnswered with the same id. Since protocol 7."""
+    """Notice to an agentd or driver: answer `question` by AgentAnswered with the same id. Since protocol 7."""
 
     id: Name
     question: NodeQuestion
 
 
 class AgentAnswered(ControlMessage, frozen=True):
-    """Notice of an agentd: the answer to the AskAgent with this id. The head ignores an unknown id."""
+    """Notice of an agentd or driver: the answer to the AskAgent with this id. The head ignores an unknown id."""
 
     id: Name
     answer: NodeAnswer

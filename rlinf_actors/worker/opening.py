@@ -57,7 +57,7 @@ def switch_trace(packet: RecordTrace, context: WorkerContext) -> TraceRecorded:
         recorder.stop()
     elif packet.path and recorder.active is None:
         try:
-            recorder.start(packet.events, _about(context.address, context.place), packet.path)
+            recorder.start(packet.events, _about(context.address, context.place), packet.path).of_job = False
         except OSError as error:
             fault = f"{packet.path}: {explain(error)}"
     context.server.trace_changed()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from rlinf_actors import Channel, NodePlacementStrategy, Worker
 from rlinf_actors.cli import app
 from rlinf_actors.cli.trace_command import switch_dict
+from rlinf_actors.cluster.trace_files import Traced
 from rlinf_actors.wire.trace_values import SwitchedWorkers
 from tests.tracing.chrome import check
 
@@ -64,7 +65,8 @@ def test_running_job_is_traced_from_start_to_stop_and_again(local_cluster, monke
         channel: Channel[int] = Channel.create("items")
         env = Env.create_group().launch(cluster, place, name="env")
         assert env.step(1, channel).wait() == [1, 1]  # before the trace: the receiver counts from another message on
-        assert cell.trace("start", "--job", "cell")["workers"] == 3  # two ranks, and the channel's host
+        began = cell.trace("start", "--job", "cell")
+        assert (began["workers"], began["drivers"]) == (3, 1)  # two ranks, and the channel's host
         assert cell.trace("start", "--job", "cell", "--events", "5000")["workers"] == 3
         for number in (2, 3):
             assert env.step(number, channel).wait() == [number, number]
@@ -74,12 +76,14 @@ def test_running_job_is_traced_from_start_to_stop_and_again(local_cluster, monke
         assert (stopped["workers"], stopped["recording"], stopped["faults"]) == (5, False, [])
         assert env.step(5, channel).wait() == [5, 5]
         found = cell.trace("fetch", "--job", "cell", "-o", "first.json")
-        assert (found["processes"], found["missing"], found["fallen_out"]) == (5, [], {})
+        assert (found["processes"], found["missing"], found["fallen_out"]) == (6, [], {})
         spans, arrows = read(tmp_path / "first.json")
         assert spans >= {
             ("env:0", "step()"), ("env:0", "send to env:1"), ("env:1", "recv from env:0"),
             ("env:0", "put into channel 'items'"), ("later:1", "step()"),
+            ("driver", "env.step()"), ("driver", "wait for step"),
         }  # fmt: skip
+        assert {("driver", "env:0", 2), ("driver", "env:1", 2), ("driver", "later:1", 1)} <= arrows
         assert ("env:0", "env:1", 2) in arrows  # of messages 2 and 3
         assert ("later:0", "later:1", 1) in arrows
 
@@ -116,6 +120,7 @@ def test_a_head_of_the_protocol_before_is_not_asked(shown):
 
 
 def test_answers_of_nodes_of_one_name_are_all_counted():
-    answers = [("vm", SwitchedWorkers(workers=3)), ("vm", SwitchedWorkers(workers=2, failed=1, faults=["late"]))]
+    first, second = Traced("a", "node vm", "h"), Traced("b", "node vm", "h")
+    answers = [(first, SwitchedWorkers(workers=3)), (second, SwitchedWorkers(workers=2, failed=1, faults=["late"]))]
     found = switch_dict("cell", 1, answers)
     assert (found["workers"], found["failed"], found["faults"]) == (5, 1, ["node vm: late"])

@@ -222,6 +222,34 @@ def test_switched_traces_are_confirmed_to_the_client(kit):
     assert kit.answers() == [("d1", NodeAnswered(SwitchedWorkers(2)))]
 
 
+def test_a_driver_is_asked_for_its_own_trace(kit):
+    switch, question = TraceSwitch("ns", 1000), TraceQuestion("ns", "driver")
+    assert kit.ask("tool", AskNode("d1", switch)) is None
+    (order,) = kit.sent(AskAgent, "d1")
+    kit.tell("d1", AgentAnswered(order.id, SwitchedWorkers(1)))
+    assert kit.answers() == [("tool", NodeAnswered(SwitchedWorkers(1)))]
+
+    assert kit.ask("tool", ReadTrace("d1", question)) is None
+    kit.driver("d1")  # by a new connection
+    (order,) = kit.sent(SendTrace, "d1")[-1:]
+    kit.driver("d2")
+    kit.tell("d2", TraceSent(order.id, TraceSlice(data=b"forged")))
+    kit.tell("d1", TraceSent(order.id, TraceSlice(data=b"ring")))
+    assert kit.answers()[-1:] == [("tool", TraceRead(TraceSlice(data=b"ring")))]
+
+
+def test_a_driver_is_asked_for_nothing_else_and_its_end_is_told(kit):
+    for asked in (AskNode("d1", LogQuestion("ns")), AskNode("d1", TraceSwitch("other", 1000))):
+        refusal = kit.ask("tool", asked)
+        assert isinstance(refusal, Refuse)
+        assert refusal.kind == "node_lost"
+    kit.ask("tool", AskNode("d1", TraceSwitch("ns", 1000)))
+    kit.tell("d1", Goodbye("it is done"))
+    (refusal,) = kit.refusals()
+    assert refusal.kind == "node_lost"
+    assert "driver d1" in refusal.text
+
+
 def test_a_part_of_a_log_file_reaches_the_client_also_after_a_long_wait(kit):
     assert kit.ask("d1", AskNode("n1", LogQuestion("ns", "g-0.out", wait_s=20.0))) is None
     (order,) = kit.sent(AskAgent, "a:n1")
