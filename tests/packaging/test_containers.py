@@ -81,6 +81,16 @@ def test_pods_have_no_privilege_and_their_volumes_exist(name, pod):
         assert "memory" in container["resources"]["requests"]
 
 
+@pytest.mark.parametrize(
+    ("file", "taint"), [("agents.yaml", "nvidia.com/gpu"), ("robots.yaml", "rlinf/robot")], ids=["gpu", "robot"]
+)
+def test_nodes_run_on_the_tainted_machines_that_are_for_them(file, taint):
+    (pod,) = [pod for name, pod in PODS if name.startswith(f"{file} DaemonSet")]
+    assert {"key": taint, "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    assert re.search(rf"{taint}=?:NoSchedule", page)
+
+
 def test_selectors_labels_and_names_belong_together():
     by_kind = {(document["kind"], document["metadata"]["name"]): document for _, document in OBJECTS}
     for (kind, name), document in by_kind.items():
