@@ -42,6 +42,11 @@ class DriverTrace:
         self._runtime = runtime
         self._recorder: Recorder | None = None  # it stays after the end of the recording, to be read
 
+    def close(self) -> None:
+        """End the recording, because the Cluster has ended: this process may get another one."""
+        if recorder.active is self._recorder:
+            recorder.stop()
+
     def answer(self, body: Body) -> Body | None:
         """Return the answer to a notice of the head; None if the notice is unexpected, which the log says."""
         if isinstance(body, AskAgent) and isinstance(body.question, TraceSwitch):
@@ -53,8 +58,7 @@ class DriverTrace:
 
     def _switch(self, events: int) -> SwitchedWorkers:
         if not events:
-            if recorder.active is self._recorder:
-                recorder.stop()
+            self.close()
         elif recorder.active is None:
             try:
                 self._recorder = start(self._runtime, events)

@@ -426,6 +426,7 @@ class Runtime:
     async def _close(self) -> None:
         self._waits.close()
         self.progress.close()
+        self._trace.close()
         self._paths.close()
         text = "this process closed its connection to the cluster"
         self.groups.close_all(lambda group: GroupClosedError(f"group {group.name!r}: {text}"))

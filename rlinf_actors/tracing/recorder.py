@@ -26,6 +26,16 @@ _number = itertools.count(1).__next__
 """Numbers of events. All recorders of a process take theirs from it, so that the end of a span that an earlier one has
 begun is not taken for the end of another span.
 """
+
+
+def _begin_numbers(capacity: int) -> int:
+    """Go on with the numbers at the next multiple of *capacity*, and return it: a ring is filled from its beginning."""
+    global _number
+    first = (_number() // capacity + 1) * capacity
+    _number = itertools.count(first + 1).__next__
+    return first
+
+
 _LOW = 0xFFFFFFFF
 _MORE_THREADS = "(more threads)"
 """Name of all threads after the first thousand of a process."""
@@ -68,7 +78,7 @@ class Recorder:
         self._names: dict[Any, int] = {}
         self._threads = threading.local()
         self._flows = zlib.crc32(os.urandom(8)) << 32
-        head = ring.header(layout, {**process, ring.FIRST: _number()})
+        head = ring.header(layout, {**process, ring.FIRST: _begin_numbers(layout.capacity)})
         self._view[: len(head)] = head
         self._make_writers()
 

@@ -220,3 +220,15 @@ def test_later_recorder_of_a_process_does_not_end_spans_of_the_earlier_one() -> 
     found = read(second)
     assert (found.fallen_out, found.cut) == (0, 3)
     assert [(span.name, span.end >= 0) for span in found.spans] == [("new 0", True), ("new 1", False), ("new 2", False)]
+
+
+def test_a_later_recorder_fills_its_ring_from_the_beginning():
+    """Whoever reads a ring in slices takes an empty slice for the end of the events."""
+    first = new()
+    for _ in range(700):
+        first.instant("early")
+    later = new()
+    later.end(later.begin("step"))
+    used = bytes(later.memory).rstrip(b"\0")
+    assert len(used) <= Layout(1024, 64, 16).events_at + 3 * ring.EVENT.size
+    assert [span.name for span in ring.read(used + bytes(ring.EVENT.size)).spans] == ["step"]
