@@ -286,17 +286,17 @@ class NodeQueries:
         query.timer = self._head.timers.at(now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(to.peer, order))
 
-    def found(self, asked: Node | Client, body: HardwareFound | TraceSent | AgentAnswered) -> None:
+    def found(self, by: Node | Client, body: HardwareFound | TraceSent | AgentAnswered) -> None:
         """Send the answer of a node or driver to the client that asked. Unknown queries, and answers of another type,
         are ignored.
         """
         query = self._queries.get(body.id)
-        if query is not None and query.asked.incarnation == asked.incarnation and type(body.answer) is query.found:
+        if query is not None and query.asked.incarnation == by.incarnation and type(body.answer) is query.found:
             self._remove(body.id)
             self._head.emit(commands.Answer(query.peer, query.id, query.reply(body.answer)))
             asked = query.order.question
-            if isinstance(asked, DebugQuestion) and isinstance(body.answer, DebugAnswer):
-                self._head.breakpoints.asked(node, asked, body.answer)
+            if isinstance(asked, DebugQuestion) and isinstance(body.answer, DebugAnswer) and isinstance(by, Node):
+                self._head.breakpoints.asked(by, asked, body.answer)
 
     def back(self, asked: Node | Client) -> None:
         """Resend the open queries to a reconnected node or driver: its previous connection may have lost them."""
