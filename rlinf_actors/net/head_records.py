@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         head_key: public key of the head, "" if it has none.
         insecure: True if the head's TCP ports need no keys (closed test networks).
         user: uid of the process.
-        path: path of the record; "" for a head of an earlier version, which writes none.
+        path: path of the record; "" for a head that was found by its socket.
     """
 
     kind: str
@@ -107,10 +108,11 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     def told(self) -> str:
         """Return a description of the process for people: kind, pid, user, age and command line."""
         what = {"head": "head", "private": "private cluster", "node": "head of this node's agentd"}[self.kind]
+        what = what if self.path else "head without a record"
         whose = f", user {self.user}" if self.user != os.geteuid() else ""
         pid = f", pid {self.pid}" if self.pid else ""
         age = f", up {duration(time.time() - self.since)}" if self.since else ""
-        return f"{what}{pid}{whose}{age}: {printable(self.script, SCRIPT_CHARS) or 'an earlier version'}"
+        return f"{what}{pid}{whose}{age}: {printable(self.script, SCRIPT_CHARS) or 'its program is not known'}"
 
 
 # --- leaving a record ---
@@ -358,7 +360,8 @@ def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
 
 
 def _without_record(settings: Settings) -> Iterator[HeadRecord]:
-    """Yield the running heads of earlier versions, which write no record. They are found by sockets in this user's run
+    """Yield the running heads whose record is not there, or that could write none: no directory for it could be
+    written, the directory was cleaned, or RLINF_ACTORS_HEADS differs. They are found by sockets in this user's run
     directories.
     """
     directories = [path for parent in parents(settings) for path in sorted(glob.glob(f"{glob.escape(parent)}/rlinf-*"))]
@@ -367,23 +370,25 @@ def _without_record(settings: Settings) -> Iterator[HeadRecord]:
         with contextlib.suppress(OSError):
             info = os.lstat(directory)
             private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
-            if private and os.path.exists(path) and _answers(path):
-                yield HeadRecord("private", 0, 0.0, [f"ipc://{path}"], user=os.geteuid())
+            pid = _listener(path) if private and os.path.exists(path) else None
+            if pid is not None:
+                yield HeadRecord("private", pid, 0.0, [f"ipc://{path}"], script_of(pid), user=os.geteuid())
 
 
-def _answers(path: str) -> bool:
-    """Return True if a process listens on the unix socket *path*. The socket of a killed process
-    refuses connections.
+def _listener(path: str) -> int | None:
+    """Return the process that listens on the unix socket *path*, 0 if it is not known, None if none does: the socket of
+    a killed process refuses connections.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(path)
         except BlockingIOError:
-            return True  # it stands still, and its queue is full
+            return 0  # it stands still, and its queue is full
         except OSError:
-            return False
-    return True
+            return None
+        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[0])
 
 
 def _reachable(endpoint: str) -> str:

@@ -68,13 +68,21 @@ class Lines:
 
 
 def nodes_facts(nodes: Sequence[NodeState], wanted: int) -> Facts:
-    """Return how many of *wanted* nodes are ready, and which are not."""
-    here = [node.report.hostname for node in nodes if node.state == "ready"]
-    late = [seen(node) for node in nodes if node.state != "ready"]
+    """Return how many of *wanted* nodes are ready, and which are not. The ranks below *wanted* are waited for: a node
+    that is away keeps its rank, so a ready node with another rank does not count.
+    """
     known = {node.rank for node in nodes}
-    unseen = [f"rank {rank}, never seen" for rank in range(wanted) if rank not in known]
-    left = max(0, wanted - len(here) - len(late))
-    return Facts(f"waiting for nodes: {those_up(here, wanted)}", named("missing ", [*late, *unseen[:left]]))
+    free = [rank for rank in range(wanted) if rank not in known]
+    new = [node for node in nodes if node.rank < 0 and node.state == "ready"]  # which get the free ranks
+    here = [node for node in nodes if 0 <= node.rank < wanted and node.state == "ready"] + new[: len(free)]
+    late = [node for node in nodes if node.rank < wanted and node.state != "ready"]
+    spare = [node for node in nodes if node.rank >= wanted and node.state == "ready"] + new[len(free) :]
+    unseen = [f"rank {rank}, never seen" for rank in free][: max(0, wanted - len(here) - len(late))]
+    missing = named("missing ", [*map(seen, late), *unseen])
+    if missing and spare:
+        missing += named("; up with other ranks: ", [node.report.hostname for node in spare])
+    names = [node.report.hostname for node in here]
+    return Facts(f"waiting for nodes: {those_up(names, wanted)}", missing)
 
 
 def seen(node: NodeState) -> str:

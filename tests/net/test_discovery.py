@@ -356,7 +356,7 @@ def test_a_script_is_named_without_its_interpreter(words, script):
     assert head_records.script_in(words) == script
 
 
-# --- heads of earlier versions, which publish no record ---
+# --- heads without a record ---
 
 
 @pytest.fixture
@@ -384,9 +384,12 @@ def test_run_directory_names_its_head(listening):
     assert find_head(directory, Settings())[0] == f"ipc://{directory}/{SOCKET}"
 
 
-def test_a_head_of_an_earlier_version_is_found_by_its_socket(settings, listening, run):
+def test_a_head_without_a_record_is_found_and_named_by_its_socket(settings, listening, run):
     directory = listening("a")
     assert find_head(None, settings)[0] == f"ipc://{directory}/{SOCKET}"
+    (found,) = find_records(settings).records
+    assert found.told().startswith(f"head without a record, pid {os.getpid()}: ")
+    assert found.script == head_records.script_of(os.getpid())
     run("private", f"ipc://{directory}/{SOCKET}")
     assert len(find_records(settings).records) == 1, "a head with a record is listed once"
 

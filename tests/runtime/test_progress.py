@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.last_line import last_line
@@ -49,6 +50,11 @@ def test_missing_nodes_are_named_with_when_they_were_seen():
     assert nodes_facts([node(0), node(1), node(2, "lost", 14.0)], 3) == Facts(
         "waiting for nodes: 2 of 3 (n0, n1)", "missing rank 2 (n2) is lost, last seen 14 s ago"
     )
+    up = "missing rank 1 (n1) is lost, last seen 14 s ago; up with other ranks: n2"
+    assert nodes_facts([node(0), node(1, "lost", 14.0), node(2)], 2) == Facts("waiting for nodes: 1 of 2 (n0)", up)
+    new = replace(node(2), rank=-1)  # its rank will be 2: a node that is away keeps rank 1
+    assert nodes_facts([node(0), node(1, "lost", 14.0), new], 2) == Facts("waiting for nodes: 1 of 2 (n0)", up)
+    assert nodes_facts([node(0), new], 2) == Facts("waiting for nodes: 2 of 2 (n0, n2)")
     assert nodes_facts([node(0)], 2) == Facts("waiting for nodes: 1 of 2 (n0)", "missing rank 1, never seen")
     assert nodes_facts([], 9).missing == (
         "missing rank 0, never seen, rank 1, never seen, rank 2, never seen, rank 3, never seen and 5 more"
