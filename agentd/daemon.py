@@ -141,6 +141,8 @@ class Daemon:
 
     def _close_run_dir(self, directory: RunDir) -> None:
         self._run_dir = None
+        if not self._handing_over and not self._config.embedded:
+            directory.remove_if_unused()  # before the lock is free: the next agentd makes a new one
         directory.close()
         if (
             self._orphaned or self._config.of_run

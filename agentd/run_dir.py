@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Mapping
 from itertools import count
@@ -41,6 +42,7 @@ class RunDir(msgspec.Struct):
 
     path: str
     lock: int
+    made: bool = False  # by this agentd
 
     @classmethod
     def open(cls, wanted: str | None, environ: Mapping[str, str]) -> RunDir:
@@ -58,6 +60,7 @@ class RunDir(msgspec.Struct):
 
         if (size := len(os.fsencode(path))) > MAX_RUN_DIR:
             raise wrong(f"is {size} bytes long; unix sockets allow {MAX_RUN_DIR}: choose a shorter one")
+        made = not os.path.exists(path)
         os.makedirs(path, mode=0o700, exist_ok=True)
         if stat.S_ISLNK((link := os.lstat(path)).st_mode) and link.st_uid not in (os.getuid(), 0):
             raise wrong(f"belongs to user {link.st_uid}, whose link it is, not to us")
@@ -75,7 +78,10 @@ class RunDir(msgspec.Struct):
             raise wrong(
                 f"is used by another agentd{who and f', {who}'}: end that one, or give this one another --run-dir"
             ) from None
-        return cls(path, lock)
+        if not os.fstat(lock).st_nlink:  # the agentd before has removed the file since this one opened it
+            os.close(lock)
+            return cls.open(wanted, environ)
+        return cls(path, lock, made)
 
     def begin(self) -> None:
         """Remove the record on disk that the last agentd in this directory was told to end (see `mark_stopping`)."""
@@ -103,6 +109,14 @@ class RunDir(msgspec.Struct):
             found = secrets.token_hex(SECRET_BYTES)
             write_file(path, found.encode())
         return found
+
+    def remove_if_unused(self) -> None:
+        """Remove the run directory if this agentd has made it, and no worker, template or order is left in it."""
+        inside = {"lock", "pkg", "w", "t", "l", _SECRET, _STOPPING}
+        if not self.made or not inside.issuperset(os.listdir(self.path)):
+            return
+        if not any(os.listdir(path) for path in map(Path(self.path).joinpath, "wtl") if path.is_dir()):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Release the lock of the run directory. May be called again."""

@@ -19,7 +19,7 @@ from agentd.config import (
     reload,
 )
 from agentd.config_fields import KEYS, RELOADABLE, Config, key_of
-from agentd.run_dir import RunDir, default_run_dir
+from agentd.run_dir import RunDir, default_run_dir, make_directories
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.wire.launch_rules import LaunchRules
@@ -357,6 +357,23 @@ def test_run_directory_is_private_and_used_by_one_agentd(tmp_path):
     first.close()
     first.close()
     RunDir.open(path, {}).close()
+
+
+def test_only_an_unused_run_directory_that_agentd_has_made_is_removed(tmp_path):
+    given = RunDir.open(str(tmp_path), {})
+    given.remove_if_unused()
+    given.close()
+    made = RunDir.open(str(tmp_path / "run"), {})
+    made.mark_stopping()
+    make_directories(tmp_path / "run")
+    record = tmp_path / "run" / "t" / "1.json"
+    record.touch()
+    made.remove_if_unused()
+    assert record.exists()
+    record.unlink()
+    made.remove_if_unused()
+    made.close()
+    assert os.listdir(tmp_path) == ["lock"]
 
 
 def test_a_run_directory_that_others_may_enter_is_refused(tmp_path):
