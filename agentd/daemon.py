@@ -117,8 +117,9 @@ class Daemon:
             self._order_template(run_dir, stack)
             network = self._open_network(stack)
             head = self._start_head(network, run_dir, stack)
+            finding = self._tasks.start(self._find_facts(probing), "finding hardware and head", expected=Exception)
             stopped = self._tasks.start(self._stopping.wait(), "waiting for the end")
-            await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)  # a signal that came in this turn is acted on in the next: see on_stop_signals
             if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
                 if not self._handing_over and not self._config.embedded:
@@ -126,7 +127,7 @@ class Daemon:
 
                     await take_inventory(run_dir, keep=False)
                 return SUCCESS
-            return await self._serve(network, run_dir, head, *probing.result())
+            return await self._serve(network, run_dir, head, *finding.result())
 
     # --- start ---
 
@@ -268,6 +269,25 @@ class Daemon:
 
         return await run_probe(timeout_s=self._config.probe_timeout_s, env=self._environment()), None
 
+    async def _find_facts(
+        self, probing: asyncio.Task[tuple[ProbeReport, Described | None]]
+    ) -> tuple[ProbeReport, Described | None, str]:
+        """Return what *probing* finds, and the address of the head's machine; "" if the head is in this process.
+
+        The name of that machine is looked up beside the loop, which has to hear of SIGTERM meanwhile.
+        """
+        host = ""
+        if self._head_endpoint.startswith("tcp://"):
+            host, port = split_address(self._head_endpoint, "--connect")
+            if not self._config.ip:
+                from rlinf_actors.net import host_names
+
+                try:
+                    host = str((await host_names.resolve(host, port))[0][4][0])
+                except OSError as error:
+                    raise ConfigError(f"no route to {host}: {error.strerror or error}", path="--connect") from None
+        return (*await probing, host)
+
     # --- serving ---
 
     async def _serve(
@@ -277,6 +297,7 @@ class Daemon:
         head: HeadServer | None,
         probe: ProbeReport,
         described: Described | None,
+        head_host: str,
     ) -> int:
         from agentd import node_report
         from agentd.adoption import take_inventory
@@ -288,8 +309,7 @@ class Daemon:
 
         config = self._config
         listen = split_address(config.listen, "--listen")[0] if config.listen else ""
-        remote = self._head_endpoint.startswith("tcp://")
-        ip = node_report.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
+        ip = node_report.address(config, listen, head_host)
         self._node_id = node_report.node_id(config, run_dir, self._key.node if self._key is not None else "")
         self._node_report = lambda config: node_report.report(
             named(config, self._key), probe, described, ip, self._node_id, self._inherited

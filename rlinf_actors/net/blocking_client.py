@@ -13,7 +13,6 @@ asyncio, click or rich.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
 import resource
@@ -39,7 +38,7 @@ from rlinf_actors.net.curve import (
     why_refused,
 )
 from rlinf_actors.net.framing import pack, unpack
-from rlinf_actors.net.host import split_address
+from rlinf_actors.net.host import has_name, split_address
 from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
@@ -175,7 +174,7 @@ class BlockingClient:
         head.added = time.monotonic()
         head._faults = [head.fault] if head.fault else []
         for endpoint, security in head.ways:
-            if isinstance(security, Security) and not _has_name(endpoint):
+            if isinstance(security, Security) and not has_name(endpoint):
                 self._open(head, endpoint, security)
                 continue
             try:
@@ -413,7 +412,7 @@ def _find_out(name: _Name, tell: int) -> None:
     try:
         if not isinstance(name.security, Security):
             name.security = name.security()
-        if _has_name(name.endpoint):
+        if has_name(name.endpoint):
             name.endpoint = _address_of(name.endpoint)
     except (RlinfActorsError, OSError, ValueError) as error:
         name.why = str(error)
@@ -432,16 +431,6 @@ def _address_of(endpoint: str) -> str:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"its name {host!r} cannot be resolved ({why})") from None
     return f"tcp://[{address[0]}]:{port}" if family == socket.AF_INET6 else f"tcp://{address[0]}:{port}"
-
-
-def _has_name(endpoint: str) -> bool:
-    if not is_tcp(endpoint):
-        return False
-    try:
-        ipaddress.ip_address(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return True
-    return False
 
 
 def _why_not(line: _Line) -> str:

@@ -150,6 +150,10 @@ class LinkEvents:
         elif self._on_reset is not None:
             self._on_reset()
 
+    def dropped(self) -> None:
+        """Record that messages were dropped, so that the next handshake counts as that of a lost connection."""
+        self._connected = True
+
     def stands(self, endpoint: str) -> bool:
         """Return True if the connection to *endpoint* is open, and the peer's machine has acknowledged all bytes; see
         `net.link.Link.stands`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import ipaddress
 import os
 import re
 import socket
@@ -161,6 +162,18 @@ def split_address(address: str, path: str) -> tuple[str, int]:
     if not host or not re.fullmatch("[0-9]{1,9}", port) or int(port) > 65535 or "/" in host:
         raise ConfigError(f"is {address!r}; it must be HOST:PORT, such as {DEFAULT_LISTEN}", path=path)
     return host.strip("[]"), int(port)
+
+
+def has_name(endpoint: str) -> bool:
+    """Return True if a ZeroMQ endpoint names its host, instead of an address."""
+    if not endpoint.startswith("tcp://"):
+        return False
+    host = endpoint.removeprefix("tcp://").rpartition(";")[2].rpartition(":")[0]  # after the address to connect from
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return True
+    return False
 
 
 def endpoint_of(address: str, path: str) -> str:

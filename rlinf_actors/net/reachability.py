@@ -12,10 +12,11 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rlinf_actors.errors import WrongServerError
 from rlinf_actors.exhaustion import explain
+from rlinf_actors.net import host_names
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.link import Diagnosis, Network, Reachability
@@ -71,10 +72,7 @@ async def _connect(host: str, port: int, timeout_s: float) -> None:
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), timeout_s)
+    found = await host_names.resolve(host, port, timeout_s)
     error = errno.EHOSTUNREACH
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as opening:
@@ -120,8 +118,8 @@ async def diagnose(endpoint: str) -> Diagnosis:
         refused = await check(endpoint, CONNECT_S) is Reachability.REFUSED
         return Diagnosis.NOBODY if refused else Diagnosis.MUTE
     try:
-        opening = asyncio.open_connection(*split_address(endpoint, "endpoint"))
-        reader, writer = await asyncio.wait_for(opening, CONNECT_S)
+        found = await host_names.resolve(*split_address(endpoint, "endpoint"), CONNECT_S)
+        reader, writer = await asyncio.wait_for(_open(found), CONNECT_S)
     except ConnectionRefusedError:
         return Diagnosis.NOBODY
     except socket.gaierror:
@@ -144,6 +142,17 @@ async def diagnose(endpoint: str) -> Diagnosis:
         return Diagnosis.CLOSES
     finally:
         writer.close()
+
+
+async def _open(found: Iterable[host_names.Address]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection to the first of these addresses that accepts it."""
+    refused: OSError = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for *_, address in found:
+        try:
+            return await asyncio.open_connection(*address[:2])
+        except OSError as error:
+            refused = error
+    raise refused
 
 
 SURE_S = 1.0

@@ -15,14 +15,15 @@ from rlinf_actors import forks
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.exhaustion import check_threads, explain
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net import fault_injection, reachability
+from rlinf_actors.net import reachability
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.authentication import ZapHandler
 from rlinf_actors.net.connection_guard import AT_SERVER, ConnectionGuard
-from rlinf_actors.net.connection_watch import AT_CLIENT, Disconnector, LinkEvents, SocketMonitor
-from rlinf_actors.net.curve import HANDSHAKE_S, before_bind, before_connect
+from rlinf_actors.net.connection_watch import Disconnector, LinkEvents, SocketMonitor
+from rlinf_actors.net.curve import HANDSHAKE_S, before_bind
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.net.fair_inbox import FairInbox
+from rlinf_actors.net.host import has_name
 from rlinf_actors.net.link import (
     PLAIN,
     Diagnosis,
@@ -39,9 +40,10 @@ from rlinf_actors.net.loop import call_soon, call_threadsafe
 from rlinf_actors.net.message_socket import MessageSocket
 from rlinf_actors.net.reading import Reading
 from rlinf_actors.net.shared_memory import Arena
-from rlinf_actors.net.socket_security import Mechanism, Proof, Security
+from rlinf_actors.net.socket_security import Mechanism, Security
 from rlinf_actors.net.unread import Connections
-from rlinf_actors.net.zmq_hub import ZmqHub, hub_takes, tune_connecting
+from rlinf_actors.net.zmq_hub import ZmqHub, hub_takes
+from rlinf_actors.net.zmq_link import NamedLink, ZmqLink
 from rlinf_actors.net.zmq_socket import Socket
 from rlinf_actors.security.members import LOCAL, Gate, Member
 
@@ -123,7 +125,8 @@ class ZmqNetwork:
             self._hubs[keyed] = hub
             if not hub.has(endpoint):
                 return _open(lambda: hub.link(endpoint, identity, proof, events, *handlers))
-        return _open(lambda: ZmqLink(self, endpoint, identity, proof, events, *handlers))
+        kind = NamedLink if has_name(endpoint) else ZmqLink
+        return _open(lambda: kind(self, endpoint, identity, proof, events, *handlers))
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         return await reachability.check(endpoint, timeout_s)
@@ -268,50 +271,3 @@ class ZmqListener(Socket):
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._send(peer, header, parts, now)
-
-
-class ZmqLink(Socket):
-    """A connection of this process to one listener: a DEALER of ZeroMQ. Implements `net.link.Link`."""
-
-    def __init__(
-        self,
-        network: ZmqNetwork,
-        endpoint: str,
-        identity: bytes,
-        proof: Proof | None,
-        events: LinkEvents,
-        on_message: OnMessage,
-        on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
-    ) -> None:
-        super().__init__(network, zmq.DEALER, on_message, on_failed, on_any_thread)
-        self._endpoint = endpoint
-        self._events = events
-        try:
-            self._connect(identity, proof, events)
-        except BaseException:
-            self.close()  # perhaps no descriptor is left: the next attempt must not find fewer
-            raise
-
-    def _connect(self, identity: bytes, proof: Proof | None, events: LinkEvents) -> None:
-        self._socket.setsockopt(zmq.ROUTING_ID, identity)
-        tune_connecting(self._socket, self._endpoint)
-        if proof is not None:
-            before_connect(self._socket, proof)
-        if self._endpoint.startswith("tcp://") and events.wanted:
-            self._monitor = SocketMonitor(self._socket, self._loop, AT_CLIENT, events.on_event)
-        faults = fault_injection.active
-        if faults is not None:
-            faults.connecting(self, self._endpoint, self._loop)
-        self._start()
-        self._socket.connect(self._endpoint)
-
-    def _name(self, peer: bytes) -> str:
-        return self._endpoint
-
-    def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        self._send(b"", header, parts, now)
-
-    def stands(self) -> bool:
-        # messages that libzmq or a fault still holds back are not the kernel's yet
-        return fault_injection.active is None and not self._out and self._events.stands(self._endpoint)
