@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -158,21 +159,30 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
     return found
 
 
-def _order() -> HeadOrder:
+class _Ordered(NamedTuple):
+    order: HeadOrder
+    is_over: bool  # the run has said already that it ends by itself
+
+
+def _order() -> _Ordered:
+    text = b""
+    while b"\n" not in text and (chunk := os.read(0, 1 << 16)):
+        text += chunk
+    line, _, more = text.partition(b"\n")
     try:
-        return msgspec.json.decode(sys.stdin.buffer.readline(), type=HeadOrder)
+        return _Ordered(msgspec.json.decode(line, type=HeadOrder), bool(more))
     except msgspec.DecodeError as error:
         raise UsageError(f"--of-run is for `rlinf-actors run`, and stdin has none of its orders: {error}") from None
 
 
 def _end_with_run(
-    loop: asyncio.AbstractEventLoop, order: HeadOrder, end: Callable[[], None], stack: contextlib.ExitStack
+    loop: asyncio.AbstractEventLoop, ordered: _Ordered, end: Callable[[], None], stack: contextlib.ExitStack
 ) -> None:
     """Call *end* when the pipe at stdin closes, because the run has ended. If the run was killed, end its program and
     remove its directory: a run that ends by itself does both, and says so by one line before it closes the
     pipe.
     """
-    ended_itself = False
+    order, ended_itself = ordered
 
     def readable() -> None:
         nonlocal ended_itself
@@ -197,7 +207,7 @@ async def _serve(
     notify: Notify,
     as_json: bool,
     manager: Manager,
-    order: HeadOrder | None,
+    order: _Ordered | None,
 ) -> int:
     """Run a head that listens at *endpoint* until the head ends. Return the exit code.
 
@@ -210,7 +220,7 @@ async def _serve(
     settings, loop = Settings.load(), asyncio.get_running_loop()
     own = own_keys(key, settings)
     if order is not None:
-        own = replace(own, nodes=order.nodes)
+        own = replace(own, nodes=order.order.nodes)
     ended: asyncio.Future[tuple[str, bool]] = loop.create_future()
 
     def end(reason: str, for_good: bool) -> None:

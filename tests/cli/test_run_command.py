@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ import pace
 import pytest
 from terminal import terminal
 
+from rlinf_actors import procfs
+from rlinf_actors.cli.run.plans import advice
 from rlinf_actors.cluster.local_daemon import processes_with
 from rlinf_actors.settings import TEST_MARK
 
@@ -122,7 +125,7 @@ class TestHere:
         ):
             os.close(theirs)
             try:
-                assert terminal.readline() == b"up\r\n"
+                assert terminal.readline().endswith(b"up\r\n")
                 os.write(ours, b"\x03")
                 assert process.wait(pace.PATIENCE_S) == 41
             finally:
@@ -170,6 +173,41 @@ class TestHere:
             shown.until("0 of 2 nodes are up after 2.5 s; missing a by ssh to a, which said last: slow; b by ")
             assert shown.end() == 69
 
+    def test_a_host_without_the_package_is_named_with_what_to_do(self, tmp_path):
+        """ssh is a shell here. The run fails before its head has read its order, and keeps its logs."""
+        venv.create(tmp_path / "bare")
+        ssh = tmp_path / "ssh"
+        ssh.write_text('#!/bin/sh\n[ $1 = -G ] && exec echo hostname localhost\nshift $(($# - 1))\nexec sh -c "$1"\n')
+        ssh.chmod(0o755)
+        done = run("--ssh", str(ssh), "--python", str(tmp_path / "bare/bin/python"), "--hosts", "gpu1", "--", "true")
+        assert done.returncode == 1
+        assert (
+            "error: ssh to gpu1 has ended with exit code 1; install rlinf-actors for that Python, or name another by "
+            "--python; the last lines of its log:\n    ModuleNotFoundError: No module named "
+        ) in done.stderr
+        assert "Traceback" not in done.stderr
+        (kept,) = (tmp_path / "kept").iterdir()
+        assert "ModuleNotFoundError" in (kept / "logs" / "gpu1.log").read_text()
+
+    def test_the_second_ctrl_c_ends_what_does_not_end(self, tmp_path):
+        """The exit code stays that of the program."""
+        with terminal("run", "--", sys.executable, "-c", "print('up'); input()") as shown:
+            shown.until("up")
+            (agentd,) = [
+                pid
+                for pid in procfs.children(shown.process.pid)
+                if b"agentd" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
+            os.kill(agentd, signal.SIGSTOP)
+            shown.type("\n")
+            shown.until("waiting for the end of agentd of node0, 2 s")
+            shown.type("\x03")
+            shown.until("waits for the end of agentd of node0: Ctrl-C once more kills them")
+            shown.type("\x03")
+            shown.until("agentd of node0 had not ended, and was killed")
+            assert shown.end() == 0
+        assert list((tmp_path / "heads").iterdir()) == []
+
     @pytest.mark.parametrize(("words", "code"), [(("no-such-program",), 127), (("/etc/passwd",), 126)])
     def test_a_program_that_cannot_run_starts_nothing(self, words, code, tmp_path):
         done = run("--", *words)
@@ -180,3 +218,9 @@ class TestHere:
         done = run("--nodes", "2")
         assert done.returncode == 64
         assert "rlinf-actors run --nodes 2 -- python train.py" in done.stderr
+
+
+def test_what_to_do_is_said_where_it_is_known():
+    assert advice("ssh to gpu1", 127, "sh: exec: /p: not found") == "name the Python of that host by --python"
+    assert "without a question" in advice("ssh to gpu1", 255, "Host key verification failed.")
+    assert advice("agentd of node0", 127, "") == advice("ssh to gpu1", 1, "Killed") == ""

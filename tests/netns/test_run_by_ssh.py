@@ -113,7 +113,8 @@ def test_a_host_that_cannot_be_reached_ends_the_run_with_the_words_of_ssh(cell):
     ]
     code, _, err = cell.run(*command, "true")
     assert code == 1
-    assert "ssh to gpu3 has ended with exit code 255; the last lines of its log:\n    ssh: connect to host" in err
+    why = "ssh to it has to work without a question: by a key, and to a known host; the last lines of its log:"
+    assert f"ssh to gpu3 has ended with exit code 255; {why}\n    ssh: connect to host" in err
 
 
 def test_nodes_end_with_their_connections_and_nothing_is_left_of_a_killed_run(cell, rlinf_leak_check):

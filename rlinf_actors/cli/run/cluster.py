@@ -30,14 +30,15 @@ import msgspec
 
 from rlinf_actors import procfs, run_dirs
 from rlinf_actors.cli.output import note, plain
-from rlinf_actors.cli.run import program
+from rlinf_actors.cli.run import plans, program
 from rlinf_actors.cli.run.plans import Plan
 from rlinf_actors.cli.run.signals import ENDING, Signals
 from rlinf_actors.cluster.local_daemon import RLINF_ACTORS, boot
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.kept_logs import keep
 from rlinf_actors.model.run_order import AgentOrder, HeadOrder, NodeOrder
-from rlinf_actors.runtime.progress import Facts, WaitLine, named, showing_blocked, those_up
+from rlinf_actors.net.head_records import clear_stale
+from rlinf_actors.runtime.progress import Facts, WaitLine, named, those_up
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keypair import KeyPair
@@ -91,18 +92,15 @@ class _Child:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def end(self, deadline: float) -> bool:
-        """Wait for the end of the process. Kill it at *deadline*; then return False."""
+    def end(self) -> bool:
+        """Return True if the process has ended. Otherwise kill it, wait for its end, and return False."""
         assert self.process.stdout is not None
-        try:
-            self.process.wait(max(0.0, deadline - time.monotonic()))
+        self.process.stdout.close()
+        if self.process.poll() is not None:
             return True
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            return False
-        finally:
-            self.process.stdout.close()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        return False
 
     def last_lines(self, number: int = LOG_LINES) -> list[str]:
         return [plain(line) for line in self.log.read_text(errors="replace").splitlines()[-number:]]
@@ -124,6 +122,7 @@ class RunCluster:
         self._missing: dict[str, str] = {}  # names of nodes, by node id
         self._address = ""
         self._failed = True  # until the program succeeds
+        self._impatient = 0  # signals during the end
 
     # --- start ---
 
@@ -217,7 +216,7 @@ class RunCluster:
     def _hear(self, child: _Child) -> None:
         lines = child.heard()
         if lines is None:
-            raise RlinfActorsError(_ended(child))
+            raise RlinfActorsError(_ended(child, starting=True))
         for text in lines:
             if child is self._head:
                 self._address = f"{_bracketed(self._plan.reach)}:{text.decode().rpartition(':')[2]}"
@@ -297,29 +296,55 @@ class RunCluster:
             child.close()
             if not late.isdisjoint(child.names):  # it may not read its stdin yet, as an ssh that still connects
                 child.process.terminate()
-        running = [child.title for child in (*self._agents, self._head) if child is not None]
-        with showing_blocked(lambda: Facts(named("waiting for the end of ", running))):
-            deadline = time.monotonic() + END_S
-            for child in self._agents:
-                if not child.end(deadline):
-                    _say(f"{child.title} did not end in {END_S:g} s, and is killed")
-                running.remove(child.title)
-            if self._head is not None:
-                self._head.tell(b"ended")
-                self._head.close()
-                self._head.end(time.monotonic() + END_S)
+        self._signals.forget()  # what has ended the program
+        self._await_ends(self._agents)
+        killed = [child.title for child in self._agents if not child.end()]
+        if self._head is not None:
+            self._head.tell(b"ended")
+            self._head.close()
+            self._await_ends([self._head])
+            if not self._head.end():
+                killed.append(self._head.title)
+        for title in killed:
+            _say(f"{title} had not ended, and was killed")
+        if killed:
+            clear_stale(Settings.load())  # records of what was killed
         self._selector.close()
         self._keep_logs()
         for path in (self._dir, *self._node_dirs.values()):
             shutil.rmtree(path, ignore_errors=True)
         os.close(self._lock)
 
+    def _await_ends(self, children: Sequence[_Child]) -> None:
+        """Wait until *children* have ended, for END_S at most. The second Ctrl-C or SIGTERM ends the wait."""
+        began = time.monotonic()
+        with selectors.DefaultSelector() as selector, WaitLine() as line, contextlib.ExitStack() as stack:
+            selector.register(self._signals, selectors.EVENT_READ)
+            running = [child for child in children if child.process.poll() is None]
+            for child in running:
+                pidfd = os.pidfd_open(child.process.pid)
+                stack.callback(os.close, pidfd)
+                selector.register(pidfd, selectors.EVENT_READ, child)
+            while running and self._impatient < 2 and (waited := time.monotonic() - began) < END_S:
+                what = named("the end of ", [child.title for child in running])
+                if waited >= line.next_s:
+                    line.show(Facts(f"waiting for {what}"), waited)
+                for key, _ in selector.select(min(line.next_s, END_S) - waited):
+                    if isinstance(key.data, _Child):
+                        selector.unregister(key.fileobj)
+                        running.remove(key.data)
+                    elif self._signals.next()[0] in ENDING:
+                        self._impatient += 1
+                        if self._impatient == 1:
+                            _say(f"the program has ended; this waits for {what}: Ctrl-C once more kills them")
+
     def _keep_logs(self) -> None:
         parent = Settings.load().kept_logs
         if not self._failed or parent is None:
             return
         try:
-            _say(f"the logs of this run are kept in {keep(self._dir, parent)}")
+            if kept := keep(self._dir, parent):
+                _say(f"the logs of this run are kept in {kept}")
         except OSError as error:
             _say(f"the logs of this run are removed, for they cannot be kept in {parent}: {error}")
 
@@ -337,15 +362,22 @@ def _last(child: _Child) -> str:
     return f", which said last: {lines[0]}" if lines else ""
 
 
-def _ended(child: _Child) -> str:
-    """Return how a process has ended whose stdout is closed, and the end of its log, for people."""
+def _ended(child: _Child, starting: bool = False) -> str:
+    """Return how a process has ended whose stdout is closed, and the end of its log, for people.
+
+    If it was *starting*, return also what to do, as far as that is known.
+    """
+    code, log = 0, child.last_lines()
     try:
         code = child.process.wait(1.0)  # its pipes close as it ends
         how = f"has ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
     except subprocess.TimeoutExpired:
         how = "has closed its stdout"
-    lines = "".join(f"\n    {line}" for line in child.last_lines())
-    return f"{child.title} {how}" + (f"; the last lines of its log:{lines}" if lines else "")
+    advice = plans.advice(child.title, code, log[-1]) if starting and log else ""
+    if advice and "Traceback" in log[0]:
+        log = log[-1:]
+    text = "; ".join(filter(None, (f"{child.title} {how}", advice, "the last lines of its log:" if log else "")))
+    return text + "".join(f"\n    {line}" for line in log)
 
 
 def _bracketed(host: str) -> str:

@@ -20,6 +20,9 @@ from rlinf_actors.settings import SlurmJob
 SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 """No terminal, no questions; a connection ends 15 s after the last sign of life of its other end."""
 
+BY_SSH = "ssh to "
+"""Beginning of the titles of what starts nodes by ssh."""
+
 SRUN_OPTIONS = (
     "--ntasks-per-node=1", "--overlap", "--cpu-bind=none", "--mpi=none", "--label", "--input=all",
     "--kill-on-bad-exit=0", "--no-kill",
@@ -92,7 +95,7 @@ def by_ssh(hosts: Sequence[str], ssh: str, python: str, address: str | None, log
     reach = address or common_address({host: _host_of(words, host) for host in hosts})
     remote = f"exec {shlex.join([python, *_agentd()])}"
     starts = [
-        Start(f"ssh to {host}", [*words, *SSH_OPTIONS, host, remote], [name])
+        Start(f"{BY_SSH}{host}", [*words, *SSH_OPTIONS, host, remote], [name])
         for host, name in zip(hosts, names, strict=True)
     ]
     return Plan(names, _to_listen(reach), reach, starts, False, log_dir)
@@ -119,6 +122,20 @@ def in_slurm(address: str | None, log_dir: str | None) -> Plan:
     command = ["srun", f"--nodes={number}", f"--ntasks={number}", *SRUN_OPTIONS, sys.executable, *_agentd()]
     reach = address or common_address(addresses if number > 1 else {})
     return Plan(names, _to_listen(reach), reach, [Start("srun", command, names)], False, log_dir)
+
+
+def advice(title: str, code: int, last: str) -> str:
+    """Return what to do about a process that has ended before its nodes were up, "" if that is not known.
+
+    *title* is that of its Start, *code* its exit code, and *last* the last line of its log.
+    """
+    if last.startswith("ModuleNotFoundError: "):
+        return "install rlinf-actors for that Python, or name another by --python"
+    if title.startswith(BY_SSH) and code in (126, 127):
+        return "name the Python of that host by --python"
+    if title.startswith(BY_SSH) and code == 255:
+        return "ssh to it has to work without a question: by a key, and to a known host"
+    return ""
 
 
 def common_address(machines: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import struct
 
@@ -33,6 +34,7 @@ class Signals:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.forget()  # else they would arrive now, and end this process with another exit code than the program's
         os.close(self._fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
@@ -43,6 +45,11 @@ class Signals:
         """Return the next signal, and True if it was typed at the terminal. Blocks until there is one."""
         number, _errno, code = struct.unpack_from("=Iii", os.read(self._fd, _SIGINFO_BYTES))
         return number, number in _TYPED and code > 0  # the kernel has sent it
+
+    def forget(self) -> None:
+        """Drop the signals that have arrived."""
+        while select.select([self._fd], [], [], 0)[0]:
+            self.next()
 
     def unblock(self) -> None:
         """Give this process the signal mask of before. For the child between fork and exec."""
