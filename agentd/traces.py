@@ -25,7 +25,6 @@ from agentd.logs import opened
 from agentd.users import User, as_user, remove_tree
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.tracing.clocks import Sample
-from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded
 from rlinf_actors.wire.trace_values import (
     MAX_FAULTS,
     MAX_TRACE_FILES,
@@ -36,10 +35,11 @@ from rlinf_actors.wire.trace_values import (
     TraceSwitch,
 )
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.worker_questions import RecordTrace, TraceRecorded
 
 if TYPE_CHECKING:
     from agentd.worker_process import WorkerProcess
-    from agentd.worker_questions import QuestionsOfKind
+    from agentd.worker_questions import WorkerQuestions
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class TraceFiles:
         loop: asyncio.AbstractEventLoop,
         run_dir: Path,
         workers: Mapping[str, WorkerProcess],
-        questions: QuestionsOfKind[TraceRecorded],
+        questions: WorkerQuestions,
     ) -> None:
         self._loop = loop
         self._root = run_dir / "trace"
@@ -142,18 +142,16 @@ class TraceFiles:
             self._ask([worker], self._log_faults)
 
     def _ask(self, workers: Iterable[WorkerProcess], send: Callable[[list[TraceRecorded]], object]) -> None:
-        packets: dict[str, RecordTrace] = {}
+        asked: dict[str, RecordTrace] = {}
         namespace = ""
         for worker in workers:
             spec, namespace = worker.spec, worker.spec.namespace
             recording = self._recordings.get(namespace)
-            packet = packets[spec.id] = RecordTrace(spec.id, 0)
+            asked[spec.id] = RecordTrace()
             if recording is not None and not spec.trace_events:
                 path = self._new_file(spec, f"{spec.id}_t{recording.number}", worker.user)
-                packets[spec.id] = msgspec.structs.replace(packet, path=path, events=recording.events)
-        self._questions.ask(
-            namespace, list(packets), lambda id, number: msgspec.structs.replace(packets[id], request=number), send
-        )
+                asked[spec.id] = RecordTrace(path, recording.events)
+        self._questions.ask(TraceRecorded, namespace, list(asked), asked.__getitem__, send)
 
     def _summary(self, found: Sequence[TraceRecorded]) -> SwitchedWorkers:
         faults = [text for one in found if (text := self._fault(one))]

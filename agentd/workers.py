@@ -49,6 +49,7 @@ from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerR
 from rlinf_actors.wire.endings import REASON_CHARS, cut, ending, orderly
 from rlinf_actors.wire.launch_rules import LaunchRules
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
+from rlinf_actors.wire.worker_questions import WorkerAnswered
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Workers:
         self.log_reader = LogReader(loop, site, self._workers)
         self.log_retention = LogRetention(loop, site, self._workers, self._logs)
         self.figures = FigureCollector(loop, self._workers, self.questions, site)
-        self.traces = TraceFiles(loop, site.run_dir, self._workers, self.questions.traces)
+        self.traces = TraceFiles(loop, site.run_dir, self._workers, self.questions)
         self._templates = TemplatePool(loop, self._starter, self._on_packet, self._on_template_end, ordered)
         self.checks = NodeChecks(loop, site, self._workers, self._templates, self.log_reader)
         self._starts = Starts(
@@ -338,7 +339,7 @@ class Workers:
             self.log_reader.grew(grown)
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
-        elif isinstance(packet, template_protocol.WORKER_ANSWERS):
+        elif isinstance(packet, WorkerAnswered):
             self.questions.answered(template, packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)

@@ -28,6 +28,7 @@ from rlinf_actors.template.log_pump import LogPump
 from rlinf_actors.template.wrapped_start import WrappedStart, exit_report
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import ExitReport
+from rlinf_actors.wire.worker_questions import WorkerAnswered
 from rlinf_actors.worker.lease_guard import Lease
 
 GUARD_S = 0.2
@@ -385,7 +386,7 @@ class ForkedWorkers:
                 self._send(packet)
             elif isinstance(packet, packets.Pong) and packet.id == worker.id:
                 self._on_pong(worker, packet)
-            elif isinstance(packet, (*packets.WORKER_ANSWERS, packets.TracerAllowed)) and packet.id == worker.id:
+            elif isinstance(packet, (WorkerAnswered, packets.TracerAllowed)) and packet.id == worker.id:
                 self._send(packet)
             elif isinstance(packet, (packets.StartFailed, packets.LeaseLost, packets.TemplateFailed)):
                 worker.failure = packet.text

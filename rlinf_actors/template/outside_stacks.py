@@ -28,6 +28,7 @@ from rlinf_actors.template import stack_texts
 from rlinf_actors.template.forked_workers import ForkedWorker
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.stack_values import NATIVE, PY_SPY, SIGNAL, WorkerStacks
+from rlinf_actors.wire.worker_questions import AskWorker, WorkerAnswered
 from rlinf_actors.worker import outside_stacks
 
 FIRST_S = 2.0
@@ -47,9 +48,10 @@ OUTPUT_BYTES = 4 << 20
 class _Dump:
     """One question: the output that has arrived, and when to stop waiting for more."""
 
-    def __init__(self, worker: ForkedWorker, packet: packets.ShowStacks) -> None:
+    def __init__(self, worker: ForkedWorker, request: int, level: str) -> None:
         self.worker = worker
-        self.packet = packet
+        self.request = request
+        self.level = level
         self.deadline = math.inf
         self.output: dict[int, bytearray] = {}  # by descriptor: that of the stacks first
         self.go = -1  # descriptor that starts py-spy, -1 once it has started
@@ -72,7 +74,7 @@ class OutsideStacks:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        send: Callable[[packets.StacksShown], None],
+        send: Callable[[WorkerAnswered], None],
         tell: Callable[[packets.AllowTracer], None],
     ) -> None:
         self._selector = selector
@@ -81,19 +83,19 @@ class OutsideStacks:
         self._dumps: list[_Dump] = []
         self._waiting: collections.deque[_Dump] = collections.deque()
 
-    def take(self, worker: ForkedWorker | None, packet: packets.ShowStacks) -> None:
-        """Answer *packet*, at once or later. *worker* is None if it has ended."""
+    def take(self, worker: ForkedWorker | None, packet: AskWorker, level: str) -> None:
+        """Answer *packet*, which asks for stacks by *level*, at once or later. *worker* is None if it has ended."""
         if worker is None or worker.status is not None:
-            self._send(packets.StacksShown(packet.id, packet.request, WorkerStacks(packet.id, fault="it has ended")))
-        elif packet.level == SIGNAL:
-            self._signal(_Dump(worker, packet))
-        elif packet.level in (PY_SPY, NATIVE):
-            self._waiting.append(_Dump(worker, packet))
+            self._send(WorkerAnswered(packet.id, packet.request, WorkerStacks(packet.id, fault="it has ended")))
+            return
+        dump = _Dump(worker, packet.request, level)
+        if level == SIGNAL:
+            self._signal(dump)
+        elif level in (PY_SPY, NATIVE):
+            self._waiting.append(dump)
             self._start_next()
         else:
-            self._fail(
-                _Dump(worker, packet), f"its template does not know the level {packet.level!r}: upgrade its node"
-            )
+            self._fail(dump, f"its template does not know the level {level!r}: upgrade its node")
 
     def patience(self) -> float | None:
         """Return after how many seconds `check` must run even if no event occurs, None for never."""
@@ -106,7 +108,7 @@ class OutsideStacks:
         for dump in [dump for dump in self._dumps if dump.deadline <= now]:
             if dump.go >= 0:
                 self._go(dump)
-            elif dump.packet.level == SIGNAL:
+            elif dump.level == SIGNAL:
                 self._end_signal(dump)
             else:
                 procfs.kill(dump.child)  # a child of this process, which has not reaped it: its pipes are open
@@ -132,7 +134,7 @@ class OutsideStacks:
         if up is None or up.stack_fd < 0:
             self._fail(dump, "it has no pipe for stacks: it is starting, or its version is older")
             return
-        if any(other.pid == pid and other.packet.level == SIGNAL for other in self._dumps):
+        if any(other.pid == pid and other.level == SIGNAL for other in self._dumps):
             self._fail(dump, "another question for its stacks is not answered yet")
             return
         if not handles(pid, outside_stacks.SIGNAL):  # else the signal would end the process
@@ -176,7 +178,7 @@ class OutsideStacks:
                 dump, f"its node has no py-spy: run '{sys.executable} -m pip install py-spy' there (the extra 'stack')"
             )
             return
-        native = ["--native"] * (dump.packet.level == NATIVE)
+        native = ["--native"] * (dump.level == NATIVE)
         command = [program, "dump", "--json", *native, "--pid", str(dump.pid)]
         out, err, go = os.pipe(), os.pipe(), os.pipe()
         dump.child = os.fork()
@@ -206,7 +208,7 @@ class OutsideStacks:
         out, err = (output.decode("utf-8", "replace") for output in dump.output.values())
         stacks = stack_texts.of_py_spy(out)
         if stacks:
-            self._answer(dump, stack_texts.shown(dump.worker.id, dump.packet.level, stacks))
+            self._answer(dump, stack_texts.shown(dump.worker.id, dump.level, stacks))
         else:
             self._fail(dump, why_not(err, dump.pid, yama(), procfs.text_of("/proc/self/status")))
 
@@ -224,18 +226,18 @@ class OutsideStacks:
             return
         output = dump.output[fd]
         output += data[: OUTPUT_BYTES - len(output)]
-        if dump.packet.level == SIGNAL and data:
+        if dump.level == SIGNAL and data:
             dump.deadline = time.monotonic() + QUIET_S
         elif not data:
             self._selector.unregister(fd)
             if not any(one in self._selector.get_map() for one in dump.output):
-                if dump.packet.level == SIGNAL:
+                if dump.level == SIGNAL:
                     self._end_signal(dump)
                 else:
                     self._end_spy(dump)
 
     def _fail(self, dump: _Dump, why: str) -> None:
-        self._answer(dump, WorkerStacks(dump.worker.id, fault=why, level=dump.packet.level))
+        self._answer(dump, WorkerStacks(dump.worker.id, fault=why, level=dump.level))
 
     def _answer(self, dump: _Dump, stacks: WorkerStacks) -> None:
         if dump in self._dumps:
@@ -248,7 +250,7 @@ class OutsideStacks:
             os.close(dump.go)
         if dump.child and yama() == 1:
             self._tell(packets.AllowTracer(dump.worker.id, 0))
-        self._send(packets.StacksShown(dump.worker.id, dump.packet.request, stacks))
+        self._send(WorkerAnswered(dump.worker.id, dump.request, stacks))
         self._start_next()
 
 

@@ -73,6 +73,7 @@ from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.protocol import make_decoders
 from rlinf_actors.wire.stack_values import IO_THREAD
 from rlinf_actors.wire.values import ExitReport
+from rlinf_actors.wire.worker_questions import AskWorker, ShowStacks
 
 END_S = 5.0
 """Most seconds to wait for the ends of killed processes. A process in an uninterruptible system call may never end."""
@@ -321,9 +322,13 @@ class Template:
             self._link.registered(packet.seconds)
         elif isinstance(packet, packets.Settled):
             self._workers.settled(packet.ids)
-        elif isinstance(packet, packets.ShowStacks) and packet.level != IO_THREAD:
+        elif (
+            isinstance(packet, AskWorker)
+            and isinstance(packet.question, ShowStacks)
+            and packet.question.level != IO_THREAD
+        ):
             worker = next((worker for worker in self._workers.workers if worker.id == packet.id), None)
-            self._stacks.take(worker, packet)
+            self._stacks.take(worker, packet, packet.question.level)
         else:
             self._workers.tell(packet)
         return not self._over and self._child is None

@@ -1,8 +1,8 @@
 """Values by which a person talks to the debugger of a worker that waits in a breakpoint. Pure.
 
 A question goes from a command to the node (wire.node_questions), and from agentd to the worker by its template
-(ToDebugger). Input and output are the user's texts: they are passed on, and never interpreted. A question waits in the
-worker until there is something to say.
+(wire.worker_questions). Input and output are the user's texts: they are passed on, and never interpreted. A question
+waits in the worker until there is something to say.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from rlinf_actors.wire.bounds import Name, Text
-from rlinf_actors.wire.protocol import ControlMessage, Number
+from rlinf_actors.wire.protocol import Number
 from rlinf_actors.wire.values import Value
 
 MAX_INPUT, MAX_OUTPUT = 4096, 8192
@@ -80,22 +80,6 @@ class DebugAnswer(Value, frozen=True, tag=True):
     queued: Position = 0
     by: Name = ""
     fault: Text = ""
-
-
-class ToDebugger(ControlMessage, frozen=True):
-    """Packet of agentd, passed on by the template: the worker's I/O thread answers with FromDebugger, perhaps later."""
-
-    id: Name
-    request: int
-    question: DebugQuestion
-
-
-class FromDebugger(ControlMessage, frozen=True):
-    """Answer of a worker's I/O thread to ToDebugger, with its `request`. The template passes it on."""
-
-    id: Name
-    request: int
-    answer: DebugAnswer
 
 
 def attach_command(name: str, namespace: str) -> str:

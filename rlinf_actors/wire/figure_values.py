@@ -135,7 +135,7 @@ class ChannelFigures(Value, frozen=True):
     closed: bool = False
 
 
-class WorkerFigures(Value, frozen=True):
+class WorkerFigures(Value, frozen=True, tag=True):
     """What a worker has done and uses. agentd fills in `process` and the last field, the worker's I/O thread the rest.
 
     Attributes:

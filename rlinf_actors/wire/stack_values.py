@@ -95,7 +95,7 @@ class Wait(Value, frozen=True):
     limit_s: Number = 0.0
 
 
-class WorkerStacks(Value, frozen=True):
+class WorkerStacks(Value, frozen=True, tag=True):
     """What a worker does, as its I/O thread says. Other levels know its stacks only.
 
     Attributes:

@@ -14,11 +14,9 @@ from msgspec import Meta
 
 from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.bounds import Address, Few, Method, Name, OfNode, Path, Report, Some, Text, Variables
-from rlinf_actors.wire.debug_values import FromDebugger, ToDebugger
-from rlinf_actors.wire.figure_values import WorkerFigures
 from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
-from rlinf_actors.wire.stack_values import IO_THREAD, WorkerStacks
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
+from rlinf_actors.wire.worker_questions import AskWorker, WorkerAnswered
 
 MAX_PACKET = 1 << 20
 """Largest packet in bytes; SO_SNDBUF is raised to this size. An environment of nearly half of ARG_MAX still fits."""
@@ -189,34 +187,6 @@ class DevicesBusy(ControlMessage, frozen=True):
     quiet: bool = False
 
 
-class RecordTrace(ControlMessage, frozen=True):
-    """Packet of agentd: the worker records a trace in a new file from now on, or no longer.
-
-    The worker's I/O thread answers with TraceRecorded. A worker that records already because its driver's configuration
-    says so goes on as it is.
-
-    Attributes:
-        path: the file that the worker makes, "" to record no longer.
-        events: number of events that it keeps.
-    """
-
-    id: Name
-    request: int
-    path: Path = ""
-    events: int = 0
-
-
-class ShowStacks(ControlMessage, frozen=True):
-    """Packet of agentd: take the stacks of a worker by `level`, and send StacksShown.
-
-    The template passes the packet on if the level is IO_THREAD, and takes the stacks itself by the other levels.
-    """
-
-    id: Name
-    request: int
-    level: Name = IO_THREAD
-
-
 class AllowTracer(ControlMessage, frozen=True):
     """Packet of a template to a worker: let the process `pid` trace it, 0 for no process any more.
 
@@ -225,17 +195,6 @@ class AllowTracer(ControlMessage, frozen=True):
 
     id: Name
     pid: int
-
-
-class ShowFigures(ControlMessage, frozen=True):
-    """Packet of agentd, passed on by the template: the worker's I/O thread answers with FiguresShown.
-
-    `at` is the time at which agentd asked, in seconds of CLOCK_MONOTONIC.
-    """
-
-    id: Name
-    request: int
-    at: Number = 0.0
 
 
 # --- template to agentd ---
@@ -381,35 +340,11 @@ class Pong(ControlMessage, frozen=True):
     breakpoint: Method = ""
 
 
-class TraceRecorded(ControlMessage, frozen=True):
-    """Answer of a worker's I/O thread to RecordTrace, with its `request`. `fault` says why it records none."""
-
-    id: Name
-    request: int
-    fault: Text = ""
-
-
-class StacksShown(ControlMessage, frozen=True):
-    """Answer of a worker's I/O thread to ShowStacks, with its `request`. The template passes it on."""
-
-    id: Name
-    request: int
-    stacks: WorkerStacks
-
-
 class TracerAllowed(ControlMessage, frozen=True):
     """Answer of a worker's I/O thread to AllowTracer. The template does not pass it on."""
 
     id: Name
     pid: int
-
-
-class FiguresShown(ControlMessage, frozen=True):
-    """Answer of a worker's I/O thread to ShowFigures, with its `request`. The template passes it on."""
-
-    id: Name
-    request: int
-    figures: WorkerFigures
 
 
 class Pulses(ControlMessage, frozen=True):
@@ -476,20 +411,15 @@ ON_LEASE_LOST_S = 1.0
 ROBOT_END_S = 1.5
 """Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
 
-WorkerQuestion = Union[ShowStacks, ShowFigures, RecordTrace, ToDebugger]
-"""Packets of agentd that the template passes on to the worker with their `id`. The worker's I/O thread answers."""
-WorkerAnswer = Union[StacksShown, FiguresShown, TraceRecorded, FromDebugger]
-WORKER_ANSWERS = (StacksShown, FiguresShown, TraceRecorded, FromDebugger)
-"""The answers, with the `request` of the question. The template passes them on to agentd."""
-ToOneWorker = Union[DevicesLocked, DevicesBusy, Revoke, WorkerQuestion, AllowTracer]
+ToOneWorker = Union[DevicesLocked, DevicesBusy, Revoke, AskWorker, AllowTracer]
 ToWorker = Union[ToOneWorker, Renew, Ping, NodeRegistered]
 ToTemplate = Union[
     Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke,
-    NodeRegistered, WorkerQuestion,
+    NodeRegistered, AskWorker,
 ]  # fmt: skip
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
-    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, WorkerAnswer,
+    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, WorkerAnswered,
     TracerAllowed,
 ]  # fmt: skip
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""

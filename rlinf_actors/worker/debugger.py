@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_actors import forks
 from rlinf_actors.net.loop import IoThread
@@ -31,8 +31,6 @@ from rlinf_actors.wire.debug_values import (
     WAITS,
     DebugAnswer,
     DebugQuestion,
-    FromDebugger,
-    ToDebugger,
     attach_command,
 )
 
@@ -47,6 +45,13 @@ AT_ONCE = 4096
 """Characters that a debugger says at most before the I/O thread has taken them."""
 TOGETHER_S = 0.1
 """For how long output waits for what comes after it, so that one answer has both."""
+
+
+class _Asked(NamedTuple):
+    """A question that waits for something to say, and how it is answered."""
+
+    question: DebugQuestion
+    answer: Callable[[DebugAnswer], object]
 
 
 class _Wait(Promise[Any]):
@@ -126,7 +131,6 @@ class Debugger:
     """The breakpoints of this worker.
 
     Args:
-        answer: sends a packet to agentd.
         pdb: makes the debugger of a thread (`worker_pdb.WorkerPdb`), which few workers import.
         robots: the robots that this worker holds, for people.
     """
@@ -136,7 +140,6 @@ class Debugger:
         name: str,
         namespace: str,
         io: IoThread,
-        answer: Callable[[FromDebugger], object],
         pdb: Callable[[Stop], Pdb],
         log: logging.LoggerAdapter[Any] | logging.Logger,
         robots: Sequence[str] = (),
@@ -145,7 +148,6 @@ class Debugger:
         self.attach = attach_command(name, namespace)
         self.soon: Callable[..., object] = io.call
         self._io = io
-        self._answer = answer
         self._pdb = pdb
         self._log = log
         self._robots = robots
@@ -156,7 +158,7 @@ class Debugger:
         self._attachment = self._by = ""
         self._number = 0  # of the input that was taken last
         self._asks = False  # the newest attachment knows that the debugger waits for input
-        self._asked: ToDebugger | None = None  # waits for something to say
+        self._asked: _Asked | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False  # the timer ends after TOGETHER_S: there is output
 
@@ -234,20 +236,19 @@ class Debugger:
 
     # --- questions ---
 
-    def asked(self, packet: ToDebugger) -> None:
-        """Answer a question of an attachment: at once, or when there is something to say."""
-        question = packet.question
+    def asked(self, question: DebugQuestion, answer: Callable[[DebugAnswer], object]) -> None:
+        """Answer a question of an attachment by *answer*: at once, or when there is something to say."""
         if question.attachment != self._attachment and question.number == 0:
             self._log.info("%s attaches to %s", question.by, self.name)
             self._attachment, self._by, self._number, self._asks = question.attachment, question.by, 0, False
         elif question.attachment != self._attachment:
-            self._say(packet, DebugAnswer(packet.id, REPLACED, by=self._by))
+            answer(DebugAnswer(question.worker, REPLACED, by=self._by))
             return
-        earlier, self._asked = self._take(), packet
+        earlier, self._asked = self._take(), _Asked(question, answer)
         if earlier is not None and earlier.question.attachment != self._attachment:
-            self._say(earlier, DebugAnswer(earlier.id, REPLACED, by=self._by))
+            earlier.answer(DebugAnswer(question.worker, REPLACED, by=self._by))
         elif earlier is not None:  # this attachment has more to say before there was news
-            self._say(earlier, self._answer_to(earlier))
+            earlier.answer(self._answer_to(earlier.question))
         stop = self._stop_of(question)
         if question.input and question.number > self._number and stop is not None and not stop.over:
             self._number = question.number
@@ -270,39 +271,35 @@ class Debugger:
         Output alone waits a moment for what comes after it. If the input goes on with `continue`, and the job ends
         then, nobody could ask a second question.
         """
-        packet = self._asked
-        if packet is None:
+        asked = self._asked
+        if asked is None:
             return
-        answer = self._answer_to(packet)
-        said = answer.output and (not packet.question.stop or len(answer.output) == MAX_OUTPUT)
+        answer = self._answer_to(asked.question)
+        said = answer.output and (not asked.question.stop or len(answer.output) == MAX_OUTPUT)
         if now or said or answer.state == OVER or answer.asks > self._asks:
             self._take()
             self._asks = answer.asks
-            self._say(packet, answer)
+            asked.answer(answer)
         elif answer.output and not self._soon:
             if self._timer is not None:
                 self._timer.cancel()
             self._soon, self._timer = True, self._io.loop.call_later(TOGETHER_S, self._look, True)
 
-    def _take(self) -> ToDebugger | None:
+    def _take(self) -> _Asked | None:
         """Return the question that waits, which waits no longer."""
         if self._timer is not None:
             self._timer.cancel()
-        packet, self._asked, self._timer, self._soon = self._asked, None, None, False
-        return packet
+        asked, self._asked, self._timer, self._soon = self._asked, None, None, False
+        return asked
 
-    def _answer_to(self, packet: ToDebugger) -> DebugAnswer:
-        question = packet.question
+    def _answer_to(self, question: DebugQuestion) -> DebugAnswer:
         stop = self._stop_of(question)
         if stop is None:
-            return DebugAnswer(packet.id, OVER if question.stop else FREE, question.stop)
+            return DebugAnswer(question.worker, OVER if question.stop else FREE, question.stop)
         offset = max(stop.step if question.offset < 0 else question.offset, stop.start)
         output = stop.kept[offset - stop.start :][:MAX_OUTPUT]
         rest = offset + len(output) < stop.end
         state = OVER if stop.over and not rest else WAITS
         asks = stop.line is not None and not rest and self._stops[0] is stop
         queued = len(self._stops) - (not stop.over)
-        return DebugAnswer(packet.id, state, stop.number, stop.place, stop.thread, asks, output, offset, queued)
-
-    def _say(self, packet: ToDebugger, answer: DebugAnswer) -> None:
-        self._answer(FromDebugger(packet.id, packet.request, answer))
+        return DebugAnswer(question.worker, state, stop.number, stop.place, stop.thread, asks, output, offset, queued)

@@ -1,6 +1,6 @@
 """The figures of this worker process, for agentd: its calls, what it has sent, its credit, and its channel.
 
-agentd asks for them (template_protocol.ShowFigures), at most once in a second. `main` answers on the I/O thread, so
+agentd asks for them (worker_questions.ShowFigures), at most once in a second. `main` answers on the I/O thread, so
 that a worker answers while its main thread blocks. No lock of other threads is waited for: what they change meanwhile
 is read as it is.
 """

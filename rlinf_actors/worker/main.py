@@ -43,9 +43,17 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE, PTRACE
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire import template_protocol as packets
-from rlinf_actors.wire.debug_values import ToDebugger
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.worker_questions import (
+    AskWorker,
+    RecordTrace,
+    ShowFigures,
+    ShowStacks,
+    TraceRecorded,
+    WorkerAnswer,
+    WorkerAnswered,
+)
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker import outside_stacks
 from rlinf_actors.worker.children import Children
@@ -70,7 +78,7 @@ from rlinf_actors.worker.stacks import worker_stacks
 from rlinf_actors.worker.standstill import Unwound
 from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.worker import Worker
-from rlinf_actors.worker.worker_server import Creation, WorkerServer
+from rlinf_actors.worker.worker_server import Creation
 
 if TYPE_CHECKING:
     from pdb import Pdb
@@ -250,17 +258,14 @@ def _start(
     control.serve(packets.NodeRegistered, lambda packet: _node_registered(context, packet))
     robots = [claim.title for claim in spec.claims]
     namespace, io, logger = context.runtime.namespace, context.runtime.io, worker_context.make_logger(name)
-    debugger = Debugger(name, namespace, io, control.post, _pdb, logger, robots)
+    debugger = Debugger(name, namespace, io, _pdb, logger, robots)
     if sys.breakpointhook is sys.__breakpointhook__:
         sys.breakpointhook = debugger.hook
-    control.serve(ToDebugger, debugger.asked)
+    control.serve(AskWorker, lambda packet: _answer(packet, context, debugger, control))
     control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity(), debugger.where())))
-    control.serve(packets.ShowStacks, lambda packet: control.post(_stacks_shown(spec.id, packet.request, server)))
-    control.serve(packets.ShowFigures, lambda packet: control.post(_figures_shown(context, packet)))
     control.serve(packets.AllowTracer, lambda packet: _allow_tracer(control, packet))
     if context.environ.get(PTRACE) == "1":
         outside_stacks.allow_tracer(place.budgets[0])  # the template and all that it starts
-    control.serve(packets.RecordTrace, lambda packet: control.post(switch_trace(packet, context)))
     master_port = context.ports.hold() if spec.rank == 0 else 0
     stack_fd = outside_stacks.register()
     control.send(packets.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port, stack_fd))
@@ -284,13 +289,23 @@ def _pdb(stop: Stop) -> Pdb:
     return WorkerPdb(stop)
 
 
-def _stacks_shown(id: str, request: int, server: WorkerServer) -> packets.StacksShown:
-    return packets.StacksShown(id, request, worker_stacks(id, server.activity(), server.executor))
+def _answer(
+    packet: AskWorker, context: worker_context.WorkerContext, debugger: Debugger, control: TemplateSocket
+) -> None:
+    """Answer a question of agentd, at once or later. I/O thread."""
+    id, question, server = context.spec.id, packet.question, context.server
 
+    def send(answer: WorkerAnswer) -> None:
+        control.post(WorkerAnswered(id, packet.request, answer))
 
-def _figures_shown(context: worker_context.WorkerContext, packet: packets.ShowFigures) -> packets.FiguresShown:
-    id, doing = context.spec.id, context.server.activity()
-    return packets.FiguresShown(id, packet.request, worker_figures(id, doing, context.messenger, packet.at))
+    if isinstance(question, ShowStacks):
+        send(worker_stacks(id, server.activity(), server.executor))
+    elif isinstance(question, ShowFigures):
+        send(worker_figures(id, server.activity(), context.messenger, question.at))
+    elif isinstance(question, RecordTrace):
+        send(TraceRecorded(id, switch_trace(question, context)))
+    else:
+        debugger.asked(question, send)
 
 
 def _allow_tracer(control: TemplateSocket, packet: packets.AllowTracer) -> None:

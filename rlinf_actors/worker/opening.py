@@ -28,8 +28,9 @@ from rlinf_actors.security.job import JobGate, job_name
 from rlinf_actors.settings import Settings
 from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded, WorkerPlace
+from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
+from rlinf_actors.wire.worker_questions import RecordTrace
 from rlinf_actors.worker.context import WorkerContext, make_logger
 from rlinf_actors.worker.joining import RejectedPeers
 from rlinf_actors.worker.remote_peers import RemotePeers
@@ -50,18 +51,20 @@ def _about(address: WorkerAddress, place: WorkerPlace) -> dict[str, str]:
     return {"name": address.get_name(), "node": place.node, "host": place.host}
 
 
-def switch_trace(packet: RecordTrace, context: WorkerContext) -> TraceRecorded:
-    """Record a trace of this worker from now on, or no longer, as agentd asks. I/O thread."""
+def switch_trace(asked: RecordTrace, context: WorkerContext) -> str:
+    """Record a trace of this worker from now on, or no longer, as agentd asks. Return why it records none, "" if it
+    does. I/O thread.
+    """
     fault = ""
-    if not packet.path and not context.spec.trace_events:
+    if not asked.path and not context.spec.trace_events:
         recorder.stop()
-    elif packet.path and recorder.active is None:
+    elif asked.path and recorder.active is None:
         try:
-            recorder.start(packet.events, _about(context.address, context.place), packet.path).of_job = False
+            recorder.start(asked.events, _about(context.address, context.place), asked.path).of_job = False
         except OSError as error:
-            fault = f"{packet.path}: {explain(error)}"
+            fault = f"{asked.path}: {explain(error)}"
     context.server.trace_changed()
-    return TraceRecorded(packet.id, packet.request, fault)
+    return fault
 
 
 SWITCH_INTERVAL_S = 0.0002

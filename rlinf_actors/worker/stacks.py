@@ -1,6 +1,6 @@
 """The stacks of this worker process: what each thread and asyncio task runs, and what it waits for.
 
-agentd asks for them (template_protocol.ShowStacks). `main` takes them on the I/O thread, so that a worker answers while
+agentd asks for them (worker_questions.ShowStacks). `main` takes them on the I/O thread, so that a worker answers while
 its main thread blocks. `runtime.waits` finds the threads, the tasks and their waits; its house rules hold here too.
 """
 

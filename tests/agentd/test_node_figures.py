@@ -15,8 +15,8 @@ from agentd import figures, worker_questions
 from agentd.figures import FigureCollector, process_figures
 from agentd.worker_questions import WorkerQuestions
 from rlinf_actors.wire.figure_values import DiskFigures, FigureQuestion, NodeFigures, WorkerFigures
-from rlinf_actors.wire.template_protocol import FiguresShown, ShowFigures
 from rlinf_actors.wire.values import ResourceReport
+from rlinf_actors.wire.worker_questions import AskWorker, WorkerAnswered
 
 
 class Scene:
@@ -24,7 +24,7 @@ class Scene:
 
     def __init__(self, place: Path, resources=()) -> None:
         loop = asyncio.get_running_loop()
-        self.asked: list[ShowFigures] = []
+        self.asked: list[AskWorker] = []
         self.template = SimpleNamespace(send=self.asked.append)
         self.pidfd = os.pidfd_open(os.getpid())
         self.workers = {"a": self.worker("ann", os.getpid(), self.pidfd), "b": self.worker("bob")}
@@ -44,7 +44,7 @@ class Scene:
         await asyncio.sleep(0)
         for packet in self.asked:
             if packet.id in answering:
-                shown = FiguresShown(packet.id, packet.request, WorkerFigures("lie", queued=7))
+                shown = WorkerAnswered(packet.id, packet.request, WorkerFigures("lie", queued=7))
                 self.questions.answered(self.template, shown)
         return await self.answers.get()
 

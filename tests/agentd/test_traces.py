@@ -15,13 +15,13 @@ import pytest
 from agentd import traces
 from agentd.traces import TraceFiles
 from agentd.users import User, as_user
-from agentd.worker_questions import QuestionsOfKind
+from agentd.worker_questions import WorkerQuestions
 from rlinf_actors.tracing.clocks import Sample
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.agent_messages import TraceSent
-from rlinf_actors.wire.template_protocol import RecordTrace, TraceRecorded
 from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, SwitchedWorkers, TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.worker_questions import AskWorker, RecordTrace, TraceRecorded, WorkerAnswered
 
 
 def spec(id: str, namespace: str = "job", events: int = 1024) -> WorkerSpec:
@@ -32,7 +32,7 @@ class Template:
     """Takes the packets for its workers. `answer` has the workers answer all that were not answered before."""
 
     def __init__(self) -> None:
-        self.sent: list[RecordTrace] = []
+        self.sent: list[AskWorker] = []
         self.send = self.sent.append
 
 
@@ -42,9 +42,7 @@ class Scene:
     def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path) -> None:
         self.template = Template()
         self.workers: dict[str, Any] = {}
-        self.questions = QuestionsOfKind(
-            loop, self.workers, lambda id: "it is silent", lambda id, why: TraceRecorded(id, 0, why)
-        )
+        self.questions = WorkerQuestions(loop, self.workers, lambda id: "it is silent")
         self.files = TraceFiles(loop, run_dir, self.workers, self.questions)
         self.answers: list[SwitchedWorkers] = []
 
@@ -57,15 +55,15 @@ class Scene:
     def switch(self, events: int, namespace: str = "job") -> None:
         self.files.switch(TraceSwitch(namespace, events), self.answers.append)
 
-    def answer(self, fault: str = "") -> list[RecordTrace]:
-        asked = list(self.template.sent)
+    def answer(self, fault: str = "") -> list[tuple[str, RecordTrace]]:
+        asked = [(packet, cast("RecordTrace", packet.question)) for packet in self.template.sent]
         self.template.sent.clear()
-        for packet in asked:
-            if packet.path and not Path(packet.path).exists():
-                write(packet.path)
-            answer = TraceRecorded(packet.id, packet.request, fault)
-            self.questions.answered(cast("Any", self.template), packet.id, packet.request, answer)
-        return asked
+        for packet, question in asked:
+            if question.path and not Path(question.path).exists():
+                write(question.path)
+            answer = WorkerAnswered(packet.id, packet.request, TraceRecorded(packet.id, fault))
+            self.questions.answered(cast("Any", self.template), answer)
+        return [(packet.id, question) for packet, question in asked]
 
 
 def made(loop: asyncio.AbstractEventLoop, run_dir: Path) -> TraceFiles:
@@ -230,11 +228,11 @@ def test_switch_reaches_the_workers_of_the_job_and_is_confirmed_by_them(scene: S
     scene.start("other", "another job")
     scene.switch(2048)
     assert scene.answers == []
-    assert [(one.id, one.events) for one in scene.answer()] == [("w-0", 2048), ("w-1", 2048)]
+    assert [(id, one.events) for id, one in scene.answer()] == [("w-0", 2048), ("w-1", 2048)]
     assert scene.answers == [SwitchedWorkers(2)]
     assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0_t1", "w-1_t1"]
     scene.switch(0)
-    assert [one.path for one in scene.answer()] == ["", ""]
+    assert [one.path for _, one in scene.answer()] == ["", ""]
 
 
 def test_worker_that_cannot_record_is_named(scene: Scene) -> None:
@@ -250,8 +248,8 @@ def test_worker_that_starts_later_records_too_until_the_job_is_switched_off(scen
     assert scene.answers == [SwitchedWorkers()]
     scene.workers["w-0"].up = True
     scene.files.worker_up(scene.workers["w-0"])
-    (packet,) = scene.answer()
-    assert (packet.id, packet.events, bool(packet.path)) == ("w-0", 1024, True)
+    ((id, asked),) = scene.answer()
+    assert (id, asked.events, bool(asked.path)) == ("w-0", 1024, True)
     scene.switch(0)
     scene.answer()
     scene.files.worker_up(scene.start("w-1"))
@@ -263,7 +261,7 @@ def test_new_switch_begins_new_files_and_a_repeated_one_changes_nothing(scene: S
     scene.switch(1024)
     scene.answer()
     scene.switch(1024)
-    assert [one.path.rpartition("/")[2] for one in scene.answer()] == ["w-0_t1"]
+    assert [one.path.rpartition("/")[2] for _, one in scene.answer()] == ["w-0_t1"]
     scene.switch(0)
     scene.answer()
     assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0_t1"]  # to be fetched
@@ -277,7 +275,7 @@ def test_worker_that_records_for_its_driver_goes_on_as_it_is(scene: Scene) -> No
     write(scene.files.path_for(worker.spec))
     for events in (2048, 0, 2048):
         scene.switch(events)
-        assert [one.path for one in scene.answer()] == [""]
+        assert [one.path for _, one in scene.answer()] == [""]
     assert scene.files.answer(TraceQuestion("job"), []).names == ["w-0"]
 
 

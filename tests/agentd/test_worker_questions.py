@@ -11,12 +11,12 @@ from agentd import worker_questions
 from agentd.health import NO_ANSWER, NO_TEMPLATE, HealthTable
 from agentd.worker_questions import WorkerQuestions
 from rlinf_actors.wire.stack_values import StackQuestion, WorkerStacks
-from rlinf_actors.wire.template_protocol import ShowStacks, StacksShown
+from rlinf_actors.wire.worker_questions import AskWorker, TraceRecorded, WorkerAnswered
 
 
 class Template:
     def __init__(self) -> None:
-        self.sent: list[ShowStacks] = []
+        self.sent: list[AskWorker] = []
         self.send = self.sent.append
 
 
@@ -40,7 +40,8 @@ class Scene:
 
     def shown(self, id: str, template: Template | None = None) -> None:
         request = self.template.sent[-1].request
-        self.questions.answered(template or self.template, StacksShown(id, request, WorkerStacks("lie", f"in_{id}")))
+        answer = WorkerAnswered(id, request, WorkerStacks("lie", f"in_{id}"))
+        self.questions.answered(template or self.template, answer)
 
 
 @pytest.fixture
@@ -73,6 +74,12 @@ async def test_workers_of_other_jobs_and_ended_or_starting_ones_are_not_asked(sc
 async def test_another_template_has_no_say_about_a_worker(scene):
     scene.ask("a")
     scene.shown("a", Template())
+    assert scene.answers.empty()
+
+
+async def test_an_answer_to_another_question_is_ignored(scene):
+    scene.ask("a")
+    scene.questions.answered(scene.template, WorkerAnswered("a", scene.template.sent[-1].request, TraceRecorded("a")))
     assert scene.answers.empty()
 
 

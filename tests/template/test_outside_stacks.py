@@ -18,8 +18,9 @@ from rlinf_actors.template import outside_stacks
 from rlinf_actors.template.outside_stacks import OutsideStacks, find_py_spy, handles, why_not
 from rlinf_actors.template.stack_texts import of_faulthandler, of_py_spy, shown
 from rlinf_actors.wire.stack_values import MAX_FRAMES, PY_SPY, SIGNAL, STACK_BYTES, WorkerStacks
-from rlinf_actors.wire.template_protocol import AllowTracer, ShowStacks, StacksShown, TracerAllowed, WorkerUp, encode
+from rlinf_actors.wire.template_protocol import AllowTracer, TracerAllowed, WorkerUp, encode
 from rlinf_actors.wire.values import Endpoint
+from rlinf_actors.wire.worker_questions import AskWorker, ShowStacks, WorkerAnswered
 
 HOLDS_THE_LOCK = """
 import ctypes, sys
@@ -74,7 +75,7 @@ def test_an_answer_fits_into_a_packet_whatever_the_stacks_are():
     assert {len(stack.frames) for stack in stacks} == {MAX_FRAMES}
     answer = shown("w", SIGNAL, stacks)
     assert answer.cut == 40 - len(answer.stacks) > 0
-    assert len(encode(StacksShown("w", 1, answer))) < STACK_BYTES * 1.3
+    assert len(encode(WorkerAnswered("w", 1, answer))) < STACK_BYTES * 1.3
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ class Scene:
 
     def __init__(self, program: str = HOLDS_THE_LOCK) -> None:
         self.selector = selectors.DefaultSelector()
-        self.answers: list[StacksShown] = []
+        self.answers: list[WorkerAnswered] = []
         self.told: list[AllowTracer] = []
         self.stacks = OutsideStacks(self.selector, self.answers.append, self.told.append)
         self.process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -109,10 +110,10 @@ class Scene:
         self.worker = SimpleNamespace(id="w", pid=self.process.pid, inner=0, up=up, status=None)
 
     def ask(self, level: str) -> WorkerStacks:
-        self.stacks.take(self.worker, ShowStacks("w", 1, level))
+        self.stacks.take(self.worker, AskWorker("w", 1, ShowStacks(level)), level)
         while not self.answers:
             self.turn()
-        return self.answers.pop().stacks
+        return self.answers.pop().answer
 
     def turn(self) -> None:
         for key, mask in self.selector.select(self.stacks.patience()):
@@ -178,14 +179,14 @@ def test_py_spy_shows_it_too_and_may_trace_only_while_it_runs(scene, monkeypatch
 def test_py_spy_waits_until_the_worker_has_allowed_it(scene, monkeypatch):
     monkeypatch.setattr(outside_stacks, "yama", lambda: 1)
     monkeypatch.setattr(outside_stacks, "find_py_spy", lambda: "/bin/echo")
-    scene.stacks.take(scene.worker, ShowStacks("w", 1, PY_SPY))
+    scene.stacks.take(scene.worker, AskWorker("w", 1, ShowStacks(PY_SPY)), PY_SPY)
     (asked,) = scene.told
     scene.stacks.allowed(TracerAllowed("w", asked.pid + 1))
     assert scene.stacks.patience() <= outside_stacks.GRANT_S
     scene.stacks.allowed(TracerAllowed("w", asked.pid))
     while not scene.answers:
         scene.turn()
-    assert scene.answers[0].stacks.fault.startswith("py-spy: ")  # echo is none
+    assert scene.answers[0].answer.fault.startswith("py-spy: ")  # echo is none
     assert [packet.pid for packet in scene.told] == [asked.pid, 0]
     assert pace.again_like(lambda: _reap(), True)
 

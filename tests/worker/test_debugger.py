@@ -22,8 +22,6 @@ from rlinf_actors.wire.debug_values import (
     WAITS,
     DebugAnswer,
     DebugQuestion,
-    FromDebugger,
-    ToDebugger,
 )
 from rlinf_actors.worker import debugger
 from rlinf_actors.worker.debugger import KEPT_CHARS, Debugger
@@ -35,8 +33,8 @@ class Scene:
 
     def __init__(self, io: IoThread) -> None:
         self.io = io
-        self.answers: queue.SimpleQueue[FromDebugger] = queue.SimpleQueue()
-        self.debugger = Debugger("g:0", "ns", io, self.answers.put, WorkerPdb, logging.getLogger("test"))
+        self.answers: queue.SimpleQueue[DebugAnswer] = queue.SimpleQueue()
+        self.debugger = Debugger("g:0", "ns", io, WorkerPdb, logging.getLogger("test"))
         self.threads: list[threading.Thread] = []
         self.results: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.number = 0
@@ -60,11 +58,11 @@ class Scene:
         self.number += bool(text)
         by = f"by {self.attachment}"
         question = DebugQuestion("ns", "w", self.attachment, by, self.number, text, **fields, wait_s=wait_s)
-        self.io.call(self.debugger.asked, ToDebugger("w", len(self.attachment), question))
+        self.io.call(self.debugger.asked, question, self.answers.put)
         self.number = self.number or 1
 
     def take(self) -> DebugAnswer:
-        answer = self.answers.get().answer
+        answer = self.answers.get()
         end = answer.offset + len(answer.output)
         self.asked = DebugQuestion("ns", "w", self.attachment, stop=answer.stop, offset=end if answer.stop else -1)
         return answer

@@ -16,7 +16,8 @@ from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.messaging.blocking_receive import BlockingReceive
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise
 from rlinf_actors.wire.stack_values import MAX_FRAMES, MAX_STACKS, STACK_BYTES, Wait, WorkerStacks
-from rlinf_actors.wire.template_protocol import MAX_PACKET, StacksShown, decode_to_agent, encode
+from rlinf_actors.wire.template_protocol import MAX_PACKET, decode_to_agent, encode
+from rlinf_actors.wire.worker_questions import WorkerAnswered
 from rlinf_actors.worker.executors import Activity
 from rlinf_actors.worker.invocation import own_steps
 from rlinf_actors.worker.stacks import worker_stacks
@@ -216,7 +217,7 @@ def test_no_code_of_the_user_runs():
 def test_any_name_of_a_thread_can_be_sent(name):
     future: Future[None] = Future(name)
     with waiting(future, future.wait, name=name):
-        packet = StacksShown("w", 1, now())
+        packet = WorkerAnswered("w", 1, now())
     assert decode_to_agent(encode(packet)) == packet
 
 
@@ -254,7 +255,7 @@ async def test_the_stacks_of_many_tasks_fit_into_a_packet():
     tasks = [asyncio.create_task(function(never)) for function in functions]
     await asyncio.sleep(0)
     shown, threads = await asyncio.to_thread(lambda: (now(), len(sys._current_frames()) - 1))
-    data = encode(StacksShown("w", 1, shown))
+    data = encode(WorkerAnswered("w", 1, shown))
     assert len(data) < MAX_PACKET >> 4  # what a template reads
     assert len(msgspec.msgpack.encode(shown.stacks)) > STACK_BYTES // 2
     assert len(shown.stacks) <= MAX_STACKS
