@@ -105,7 +105,7 @@ class HealthTable(msgspec.Struct):
         for pong in pongs:
             known = self.workers.get(pong.id)
             if known is not None and known.template == template:
-                known.stopped_at = known.stopped_at if known.pong.breakpoint else now
+                known.stopped_at = known.stopped_at if known.pong.stop == pong.stop else now
                 known.answered_at, known.pong = now, pong
 
     def stalled(self, seconds: float, now: float) -> None:
@@ -121,25 +121,26 @@ class HealthTable(msgspec.Struct):
         return [change for worker in self.workers.values() if (change := self._change(worker, now)) is not None]
 
     def _change(self, worker: _WorkerState, now: float) -> WorkerHealth | None:
-        unresponsive, method, since, place = "", "", 0.0, ""
+        unresponsive, method, since, place, stop = "", "", 0.0, "", 0
         asked_at = self._asked_at.get(worker.template, math.inf)
         if now - asked_at >= self.silent_s:
             unresponsive, since = NO_TEMPLATE, asked_at
         elif min(now, asked_at) - worker.answered_at >= self.silent_s:  # later answers are with the template
             unresponsive, since = NO_ANSWER, worker.answered_at
         else:
-            place = worker.pong.breakpoint[:METHOD_CHARS]
+            place, stop = worker.pong.breakpoint[:METHOD_CHARS], worker.pong.stop
         if not unresponsive and worker.pong.method and now - worker.pong.since >= self.long_s:
             method, since = worker.pong.method[:METHOD_CHARS], worker.pong.since
         reported = worker.reported
-        same = (reported.unresponsive, reported.method, reported.breakpoint) == (unresponsive, method, place)
+        known = (reported.unresponsive, reported.method, reported.breakpoint, reported.stop)
+        same = known == (unresponsive, method, place, stop)
         if same and (not method or worker.since == since):
             return None
         waiting = worker.pong.waiting if method else 0
         worker.since = since
         for_s = now - since if since else 0.0
         stopped_s = now - worker.stopped_at if place else 0.0
-        worker.reported = WorkerHealth(worker.pong.id, unresponsive, method, for_s, waiting, place, stopped_s)
+        worker.reported = WorkerHealth(worker.pong.id, unresponsive, method, for_s, waiting, place, stopped_s, stop)
         return worker.reported
 
 

@@ -15,6 +15,7 @@ from rlinf_actors.head.refusal_log import RepetitionLog
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.debug_values import WAITS, DebugAnswer, DebugQuestion, attach_command
 from rlinf_actors.wire.event_values import EventKind
+from rlinf_actors.wire.values import WorkerPulse
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -28,19 +29,22 @@ class BreakpointLog:
         self._head = head
         self._events = RepetitionLog(head, "breakpoints")
 
-    def changed(self, node: Node, worker: WorkerRecord, before: str, place: str) -> None:
-        """Log that a thread of a worker waits in a breakpoint at *place* now, or in none (""). *before* is where it
-        waited before. A step of the debugger is no event.
+    def changed(self, node: Node, worker: WorkerRecord, before: WorkerPulse, now: WorkerPulse) -> None:
+        """Log that a worker has left the breakpoint of *before*, and has reached that of *now*. A step of the debugger
+        is no event.
         """
-        spec = worker.spec
-        if place and not before:
+        spec, place = worker.spec, now.breakpoint
+        if bool(place) == bool(before.breakpoint) and now.stop == before.stop:
+            return
+        if before.breakpoint:
+            text = f"goes on after a breakpoint at {before.breakpoint}"
+            self._note("breakpoint_left", node, worker, before.breakpoint, text)
+        if place:
             owning = self._head.groups.of_worker(worker.id)
             owner = owner_of(self._head, owning) if owning is not None else ""
             how = attach_command(f"{spec.group}:{spec.rank}", spec.namespace)
             text = f"waits in a breakpoint at {place}{f', for {owner}' if owner else ''}: {how}"
             self._note("breakpoint_reached", node, worker, place, text)
-        elif before and not place:
-            self._note("breakpoint_left", node, worker, before, f"goes on after a breakpoint at {before}")
 
     def asked(self, node: Node, question: DebugQuestion, answer: DebugAnswer) -> None:
         """Log that a person attaches to a worker in a breakpoint, if this is the first question of an attachment."""

@@ -370,13 +370,12 @@ class WorkerHealthLog:
 
     def _note(self, node: Node, worker: WorkerRecord, health: WorkerHealth) -> None:
         before, name, wall = worker.pulse, node.report.hostname, self._head.wall
-        place, since = health.breakpoint, wall - health.breakpoint_s
-        stopped = before.breakpoint if before is not None else ""
+        place, since, stop = health.breakpoint, wall - health.breakpoint_s, health.stop
         if health.unresponsive and before is not None:  # it says nothing of breakpoints meanwhile
-            place, since = before.breakpoint, before.breakpoint_since
-        self._head.breakpoints.changed(node, worker, stopped, place)
+            place, since, stop = before.breakpoint, before.breakpoint_since, before.stop
         since = since if place else 0.0
-        pulse = WorkerPulse(health.unresponsive, health.method, wall - health.for_s, health.waiting, place, since)
+        pulse = WorkerPulse(health.unresponsive, health.method, wall - health.for_s, health.waiting, place, since, stop)
+        self._head.breakpoints.changed(node, worker, before or WorkerPulse(), pulse)
         worker.pulse = pulse if health.unresponsive or health.method or place else None
         was = before.unresponsive if before is not None else ""
         if health.unresponsive and not was:

@@ -84,9 +84,9 @@ def note_deaths(group: RemoteGroup, workers: Sequence[WorkerState]) -> int:
 
 def note_breakpoint(name: str, namespace: str, before: WorkerState | None, now: WorkerState) -> None:
     """Log that a worker, by its name, waits in a breakpoint, if it did not in its last state *before*."""
-    place = now.pulse.breakpoint if now.pulse is not None else ""
-    if place and (before is None or before.pulse is None or not before.pulse.breakpoint):
-        log.warning("%s waits in a breakpoint at %s: %s", name, place, attach_command(name, namespace))
+    pulse, earlier = now.pulse or WorkerPulse(), (before and before.pulse) or WorkerPulse()
+    if pulse.breakpoint and not (earlier.breakpoint and earlier.stop == pulse.stop):
+        log.warning("%s waits in a breakpoint at %s: %s", name, pulse.breakpoint, attach_command(name, namespace))
 
 
 def breakpoint_clause(name: str, namespace: str, pulse: WorkerPulse, now: float) -> str:

@@ -331,6 +331,7 @@ class Pong(ControlMessage, frozen=True):
         since: start of that call, in seconds of CLOCK_MONOTONIC.
         waiting: number of queued calls.
         breakpoint: where a thread waits in a breakpoint, "" for none.
+        stop: number of that breakpoint in the worker, which a step of the debugger does not change.
     """
 
     id: Name
@@ -338,6 +339,7 @@ class Pong(ControlMessage, frozen=True):
     since: Number = 0.0
     waiting: int = 0
     breakpoint: Method = ""
+    stop: int = 0
 
 
 class TracerAllowed(ControlMessage, frozen=True):

@@ -318,6 +318,7 @@ class WorkerHealth(Value, frozen=True):
         waiting: number of calls queued behind `method`.
         breakpoint: where a thread waits in a breakpoint, such as "train.py:42 in step", "" for none.
         breakpoint_s: seconds for which it has been there.
+        stop: number of that breakpoint in the worker, which a step of the debugger does not change.
     """
 
     id: Name
@@ -327,6 +328,7 @@ class WorkerHealth(Value, frozen=True):
     waiting: int = 0
     breakpoint: Text = ""
     breakpoint_s: Number = 0.0
+    stop: int = 0
 
 
 class WorkerPulse(Value, frozen=True):
@@ -338,6 +340,7 @@ class WorkerPulse(Value, frozen=True):
     waiting: int = 0
     breakpoint: Text = ""
     breakpoint_since: Number = 0.0
+    stop: int = 0
 
 
 class WorkerState(Value, frozen=True):

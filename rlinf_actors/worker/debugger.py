@@ -184,9 +184,9 @@ class Debugger:
 
     # --- the I/O thread ---
 
-    def where(self) -> str:
-        """Return where a thread waits in a breakpoint, "" if none does."""
-        return self._stops[0].place if self._stops else ""
+    def where(self) -> tuple[str, int]:
+        """Return where a thread waits in a breakpoint, and the number of that breakpoint; "" and 0 if none does."""
+        return (self._stops[0].place, self._stops[0].number) if self._stops else ("", 0)
 
     def enter(self, stop: Stop, place: str, turn: Promise[None]) -> None:
         """Give a thread that has reached a breakpoint, or the next step, its turn: now or after other threads."""

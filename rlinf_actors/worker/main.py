@@ -262,7 +262,7 @@ def _start(
     if sys.breakpointhook is sys.__breakpointhook__:
         sys.breakpointhook = debugger.hook
     control.serve(AskWorker, lambda packet: _answer(packet, context, debugger, control))
-    control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity(), debugger.where())))
+    control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity(), *debugger.where())))
     control.serve(packets.AllowTracer, lambda packet: _allow_tracer(control, packet))
     if context.environ.get(PTRACE) == "1":
         outside_stacks.allow_tracer(place.budgets[0])  # the template and all that it starts
@@ -278,9 +278,9 @@ def _node_registered(context: worker_context.WorkerContext, packet: packets.Node
     context.children.tell_all(packet)
 
 
-def _pong(id: str, doing: Activity, place: str) -> packets.Pong:
+def _pong(id: str, doing: Activity, place: str, stop: int) -> packets.Pong:
     most = packets.TEXT_CHARS
-    return packets.Pong(id, doing.method[:most], doing.since, doing.waiting, place[:most])
+    return packets.Pong(id, doing.method[:most], doing.since, doing.waiting, place[:most], stop)
 
 
 def _pdb(stop: Stop) -> Pdb:

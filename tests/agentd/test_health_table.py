@@ -52,10 +52,10 @@ def test_silent_worker_is_reported_once_and_again_when_it_answers():
 
 def test_time_in_a_breakpoint_is_counted_from_its_begin_also_over_steps():
     kit, found = Kit(), []
-    for place in ("t.py:1", "t.py:1", "t.py:2", "", "t.py:3"):
-        found += kit.round(Pong("a", breakpoint=place), "b", "c")
-    assert [(one.breakpoint, round(one.breakpoint_s)) for one in found] == [
-        ("t.py:1", 0), ("t.py:2", 4), ("", 0), ("t.py:3", 0),
+    for place, stop in (("t.py:1", 1), ("t.py:1", 1), ("t.py:2", 1), ("", 0), ("t.py:3", 2), ("t.py:3", 3)):
+        found += kit.round(Pong("a", breakpoint=place, stop=stop), "b", "c")
+    assert [(one.breakpoint, one.stop, round(one.breakpoint_s)) for one in found] == [
+        ("t.py:1", 1, 0), ("t.py:2", 1, 4), ("", 0, 0), ("t.py:3", 2, 0), ("t.py:3", 3, 0),
     ]  # fmt: skip
 
 

@@ -91,6 +91,8 @@ def test_commands_from_a_pipe_look_into_a_worker_and_let_it_go_on(local, capsys,
         assert "(Pdb) 50\n" in out
         assert result.wait() == [50]
         result = group.divide()
+        while not first_worker(capsys)["breakpoint"].endswith(" in divide"):  # else the step before may be seen below
+            time.sleep(0.05)
         code, out, _ = attach("env:0", "--wait", typed="p repr(error)\nimport sys\np sys.exc_info()[0]\nc\n")
         assert code == 0
         assert "ZeroDivisionError('division by zero')" in out

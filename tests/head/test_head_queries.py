@@ -337,6 +337,10 @@ def test_breakpoint_of_a_worker_is_in_the_status_until_it_is_left(kit):
         assert pulse.breakpoint == (PLACE if unresponsive else place), "a silent worker is where it was"
         assert pulse.breakpoint_since == (kit.head.wall - 5.0 if pulse.breakpoint else 0.0)
     assert [kind for kind, _ in breakpoints(kit)] == ["reached", "left"], "a step is no event"
+    for stop in (1, 2):
+        stops(kit, "g-0", f"eval.py:{stop}", stop=stop)
+    later = [(kind, text.partition(" at ")[2][:9]) for kind, text in breakpoints(kit)[2:]]
+    assert later == [("reached", "eval.py:1"), ("left", "eval.py:1"), ("reached", "eval.py:2")]
 
 
 def test_events_of_a_breakpoint_say_whose_it_is_who_attaches_and_that_the_worker_goes_on(kit):

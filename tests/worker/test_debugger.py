@@ -246,7 +246,7 @@ def test_pythonbreakpoint_of_the_user_is_honoured(scene, monkeypatch):
     monkeypatch.setenv("PYTHONBREAKPOINT", "0")
     scene.run(add, 1)
     assert scene.results.get() == 20
-    assert scene.debugger.where() == ""
+    assert scene.debugger.where() == ("", 0)
 
 
 def test_io_thread_never_stops(scene, caplog):
