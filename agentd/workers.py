@@ -44,12 +44,11 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.exhaustion import AGAIN_S, explain
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol, worker_questions
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.endings import REASON_CHARS, cut, ending, orderly
 from rlinf_actors.wire.launch_rules import LaunchRules
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
-from rlinf_actors.wire.worker_questions import WorkerAnswered
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +338,7 @@ class Workers:
             self.log_reader.grew(grown)
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
-        elif isinstance(packet, WorkerAnswered):
+        elif isinstance(packet, worker_questions.WorkerAnswered):
             self.questions.answered(template, packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)
