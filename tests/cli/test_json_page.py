@@ -23,7 +23,7 @@ from rlinf_actors.cli.top import view as top_view
 from rlinf_actors.cli.trace_command import switch_dict, trace_dict
 from rlinf_actors.cli.views import driver_dict, group_dict, node_dict, summary, worker_dict
 from rlinf_actors.cli.worker_command import KILLED, _worker_of
-from rlinf_actors.cluster.trace_files import TraceReport
+from rlinf_actors.cluster.trace_files import Traced, TraceReport
 from rlinf_actors.hardware.probe_report import ProbeReport
 from rlinf_actors.messaging.routes import COLUMNS
 from rlinf_actors.sampling.sample import Board, Channel, NodeView, WorkerView
@@ -86,7 +86,7 @@ PRINTED = {
     "A tested path": DIAGNOSIS["paths"][0],
     "A line of output": line_dict(SOURCE, ""),
     "A logged record": dict.fromkeys(KEYS),
-    "A switched trace": switch_dict("ns", 1, [("n0", SwitchedWorkers())]),
+    "A switched trace": switch_dict("ns", 1, [(Traced("n0", "node n0", "h"), SwitchedWorkers())]),
     "A fetched trace": trace_dict("ns", pathlib.Path("trace.json"), TraceReport()),
     "A report of stacks": REPORT,
     "An uneven collective": report_dict(
