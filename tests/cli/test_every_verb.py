@@ -1,4 +1,4 @@
-"""Every verb that only asks, once in a terminal, once piped and once with --json, against one living cluster."""
+"""Every verb, in a terminal and piped, and those that ask with --json, against one living cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -15,7 +16,7 @@ import pytest
 from terminal import terminal
 from test_json_page import keys_of
 
-from rlinf_actors import AsyncWork, Channel, Worker
+from rlinf_actors import AsyncWork, Channel, NodePlacementStrategy, Worker
 from rlinf_actors.cli.app import app
 from rlinf_actors.testing import LocalCluster
 
@@ -46,13 +47,44 @@ ASKING: Mapping[str, str | None] = {
     "workers": "A worker",
 }
 """The verbs, and the section of docs/reference/json.md that has the keys of their objects; None without --json."""
+CHANGING = (
+    "completion bash",
+    "node drain node0",
+    "node undrain node0",
+    "trace start --job cell",
+    "trace stop --job cell",
+    "trace fetch --job cell -o TRACE",
+    "worker kill MODE:0 --yes",
+    "group stop MODE --yes",
+)
+"""Verbs that change the cluster, in the order in which they are run. MODE is a group."""
+MODES = ("terminal", "pipe")
+KEYS = (
+    "keys init --name kim",
+    "keys enroll n1 --file KEY --state-dir STATE",
+    "keys list --state-dir STATE",
+    "keys revoke n1 --state-dir STATE",
+)
+"""Verbs that change the keys of a head that does not run."""
 OTHERS = {
-    "attach", "completion", "dropin", "estop", "group stop", "group list stop", "groups stop", "head", "head stop",
-    "job stop", "keys enroll", "keys init", "keys join", "keys list", "keys revoke", "keys rotate", "keys trust",
-    "node drain", "node undrain", "run", "serve", "trace fetch", "trace start", "trace stop", "units install",
-    "units uninstall", "worker kill",
-}  # fmt: skip
-"""Verbs that change something, that go on, or that need keys, a debugger or another program: they have own tests."""
+    "attach": "talks to a debugger: test_attach_command.py test_terminal_detaches_and_is_told_of_the_workers_death",
+    "dropin": "runs another program: test_dropin_command.py test_the_command_and_its_children_have_the_door",
+    "estop": "is no verb of click: test_estop.py test_enter_on_a_terminal_stops_and_control_d_disarms",
+    "group list stop": "is `group stop`: test_groups_command.py test_a_group_is_ended_by_its_name",
+    "groups stop": "is `group stop`: test_groups_command.py test_a_group_is_ended_by_its_name",
+    "head": "goes on: test_head_alone.py test_an_emergency_stop_and_a_higher_epoch_survive_kill_9",
+    "head stop": "ends the cluster: ../live/test_head_restarts.py test_head_stop_ends_the_cluster_for_good",
+    "job stop": "ends the job: test_job_command.py test_a_job_is_shown_and_ended_while_its_driver_goes_on",
+    "keys join": "needs a head with keys: ../live/test_keyed_cluster.py test_join_token_can_be_used_once",
+    "keys rotate": "needs a head with keys: test_keys_command.py test_a_member_rotates_its_own_key",
+    "keys trust": "needs another key of the head: test_keys_command.py test_trust_accepts_a_new_head_key",
+    "run": "runs another program: test_run_command.py test_ctrl_c_reaches_the_program_once",
+    "serve": "goes on: ../serve/test_serve_command.py test_dashboard_and_alerts_are_printed_as_they_are",
+    "units install": "changes the machine: ../systemd/test_units.py test_install_lists_written_files_and_next_steps",
+    "units uninstall": "changes the machine: "
+    "../systemd/test_units.py test_uninstall_removes_written_files_and_keeps_changed_ones",
+}
+"""Why other verbs are not run here, and the test that runs each."""
 RUN = """
 import json, sys
 from rlinf_actors.cli import app
@@ -94,6 +126,8 @@ def local(tmp_path_factory) -> Iterator[dict[str, str]]:
         channel = Channel.create("gold")
         channel.put(1, key="k")
         Miner.create_group().launch(cluster, name="miners").dig().wait()
+        for mode in MODES:
+            Miner.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name=mode)
         waits = waiting_get(channel)
         yield {**os.environ, "CONF": str(conf)}
         channel.put(1, key="empty")
@@ -101,8 +135,13 @@ def local(tmp_path_factory) -> Iterator[dict[str, str]]:
         waits.wait()
 
 
+GIVEN = ("CONF", "MODE", "KEY", "STATE", "TRACE")
+"""Words of verbs that stand for values of this process's environment."""
+
+
 def verbs(env: Mapping[str, str], *more: str, names: list[str]) -> list[list[str]]:
-    return [[env["CONF"] if word == "CONF" else word for word in name.split()] + [*more] for name in names]
+    given = re.compile(rf"\b({'|'.join(GIVEN)})\b")
+    return [[given.sub(lambda at: env[at[0]], word) for word in name.split()] + [*more] for name in names]
 
 
 def parts(names: list[str], out: str) -> dict[str, Said]:
@@ -139,8 +178,11 @@ def test_every_verb_is_in_the_table_or_has_its_own_test():
             walk(one, (*path, name), context)
 
     walk(app, (), click.Context(app))
-    asking = {name for name in found if any(f"{verb} ".startswith(f"{name} ") for verb in ASKING)}
-    assert found - asking == OTHERS
+    run = {name for name in found if any(f"{verb} ".startswith(f"{name} ") for verb in (*ASKING, *CHANGING, *KEYS))}
+    assert found - run == set(OTHERS)
+    for verb, why in OTHERS.items():
+        file, test = why.split(": ")[1].split()
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(), verb
 
 
 def test_piped_output_has_no_escape_sequence(local):
@@ -164,6 +206,26 @@ def test_a_terminal_that_wants_no_escape_sequences_gets_none(local, variable, na
         assert one.code == 0, one.out
         assert "\x1b" not in one.out, name
         assert one.out.strip(), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_changes_something_says_it_in_a_terminal_and_piped(local, tmp_path, mode):
+    files = {"KEY": f"{tmp_path}/n1.key", "STATE": f"{tmp_path}/state", "TRACE": f"{tmp_path}/trace.json"}
+    env = {**local, **files, "MODE": mode, "NO_COLOR": "1"}
+    for names, more in ((CHANGING, {}), (KEYS, {"RLINF_ACTORS_KEYS": f"{tmp_path}/keys"})):
+        given = json.dumps(verbs(env, names=[*names]))
+        command = [sys.executable, "-c", RUN, given]
+        if mode == "pipe":
+            said, errors = piped({**env, **more}, [*names])
+        else:
+            variables = [f"{name}={value}" for name, value in {**env, **more}.items()]
+            with terminal(*variables, *command, command=["env"]) as shown:
+                assert shown.end() == 0, shown.shown
+            said, errors = parts([*names], shown.shown), ""
+        assert {name: one.code for name, one in said.items() if one.code} == {}, errors
+        for name, one in said.items():
+            assert "\x1b" not in one.out + errors, name
+            assert one.out.strip() or errors, name
 
 
 def test_json_has_the_keys_of_the_page(local):
