@@ -38,6 +38,7 @@ from rlinf_actors.model.readable import duration
 from rlinf_actors.net import enrolment
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.socket_security import is_loopback
+from rlinf_actors.runtime.progress import Facts, showing_blocked
 from rlinf_actors.security import job, keyfile
 from rlinf_actors.security.job import JoinToken
 from rlinf_actors.security.keyfile import KeyFile, who
@@ -246,7 +247,8 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
     """
     content = job.parse(sys.stdin.readline() if token == "-" else token)
     user = "" if folder else keyfile.user()  # another directory is for another user, as those of units are
-    joined = enrolment.join(content, _directory(folder), note, user=user)
+    with showing_blocked(lambda: Facts("waiting for the head to take this machine's key")):
+        joined = enrolment.join(content, _directory(folder), note, user=user)
     key = joined.key
     show(as_json, {"name": key.name, "role": key.role, "file": key.path, "address": content.address}, key.path)
     warn(joined.warning)

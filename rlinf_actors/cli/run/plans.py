@@ -15,6 +15,7 @@ from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.model.names import wrong_name
 from rlinf_actors.net.host import route_ip
 from rlinf_actors.net.socket_security import is_loopback
+from rlinf_actors.runtime.progress import Facts, showing_blocked
 from rlinf_actors.settings import SlurmJob
 
 SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
@@ -171,7 +172,8 @@ def _host_of(ssh: Sequence[str], host: str) -> str:
 def _output(command: Sequence[str], option: str) -> str:
     """Return the output of a command, which *option* needs. If the command fails, raise ConfigError."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+        with showing_blocked(lambda: Facts(f"waiting for the answer of {shlex.join(command)}")):
+            return subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
     except FileNotFoundError:
         raise ConfigError(f"needs {command[0]}, which is not found", path=option) from None
     except subprocess.CalledProcessError as error:
