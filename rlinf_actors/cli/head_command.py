@@ -38,7 +38,7 @@ from rlinf_actors.head.store import own_keys
 from rlinf_actors.model.run_order import HeadOrder
 from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
-from rlinf_actors.net.host import endpoint_of
+from rlinf_actors.net.host import endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, key_at
 from rlinf_actors.procfs import forbid_dumps, set_name
 from rlinf_actors.security.keyfile import KeyFile, who
@@ -258,7 +258,10 @@ async def _serve(
         nothing = "SIGHUP: the head reloads nothing; restart it to change its options, variables and configuration"
         loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)
         show(as_json, {"head": address}, address)
-        log.info("the head listens on %s; nodes join by: agentd --connect %s", address, address)
+        host, port = split_address(address, "--listen") if bound[0].startswith("tcp://") else ("", 0)
+        everywhere = host in ("0.0.0.0", "::")
+        there = f"HOST:{port}, with a name or address of this machine as HOST" if everywhere else address
+        log.info("the head listens on %s; nodes join by: agentd --connect %s", address, there)
         manager.ready(f"listens on {address}")
         reason, for_good = await ended
         if state_dir is not None and not for_good:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
 RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
-LOOK_AGAIN_S = 1.0
-"""Seconds after which a name that has no address is looked up again."""
+LOOK_AGAIN_S = 0.5, 1.5
+"""A random time between these passes before a name is looked up again: thousands of links may have lost one head."""
 
 
 class ZmqLink(Socket):
@@ -116,14 +117,19 @@ class NamedLink(ZmqLink):
 
     def _on_event(self, event: int, value: int, address: str) -> None:
         if event == RETRIED:
-            self._look_up()
+            self._look_up_later()
             return
-        if event in (CONNECTED, DISCONNECTED):
+        if event in (CONNECTED, DISCONNECTED) and address == self._at:  # not of an address that was left
             self._connected = event == CONNECTED
         self._events.on_event(event, value, address)
 
+    def _look_up_later(self) -> None:
+        if self._later is None and not self._looking and not self._closed:
+            self._later = self._loop.call_later(random.uniform(*LOOK_AGAIN_S), self._look_up)
+
     def _look_up(self) -> None:
-        if not self._looking and not self._closed:
+        self._later = None
+        if not self._connected:
             self._looking = True
             host, port = split_address(self._endpoint, "endpoint")
             host_names.look_up(host, port, functools.partial(call_threadsafe, self._loop, self._found))
@@ -136,7 +142,7 @@ class NamedLink(ZmqLink):
         if known:
             self._move(known[(known.index(self._at) + 1) % len(known)] if self._at in known else known[0])
         elif not self._at:
-            self._later = self._loop.call_later(LOOK_AGAIN_S, self._look_up)
+            self._look_up_later()
 
     def _move(self, endpoint: str) -> None:
         """Have libzmq connect to *endpoint*, and no longer to an earlier one. What was sent to that one is dropped."""
