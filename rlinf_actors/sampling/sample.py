@@ -16,7 +16,7 @@ from rlinf_actors.runtime.worker_ends import breakpoint_clause
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.figure_values import ChannelFigures, MethodFigures, NodeFigures, WorkerFigures
-from rlinf_actors.wire.values import CHANNEL_GROUPS, GroupState, NodeState, WorkerPulse, WorkerState
+from rlinf_actors.wire.values import CHANNEL_GROUPS, GroupState, NodeState, WorkerState
 
 KEPT = 120
 """Number of samples that a history has."""
@@ -103,7 +103,10 @@ class Channel(msgspec.Struct):
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker with its group, node, figures, and the rates of the last two samples. None stands for unknown."""
+    """A worker with its group, node, figures, and the rates of the last two samples. None stands for unknown.
+
+    `breakpoint` says where it waits in a breakpoint, for how long, and how to attach; "" if it waits in none.
+    """
 
     group: GroupState
     state: WorkerState
@@ -111,6 +114,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     figures: WorkerFigures | None
     cpu: float | None = None  # processors that it keeps busy
     calls: float | None = None  # in a second
+    breakpoint: str = ""
 
     @property
     def name(self) -> str:
@@ -119,16 +123,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     @property
     def condition(self) -> str:
         """The state of the worker, or "unresponsive" or "breakpoint" if it does not answer or waits in a breakpoint."""
-        pulse = self.state.pulse or WorkerPulse()
-        return "unresponsive" if pulse.unresponsive else "breakpoint" if pulse.breakpoint else self.state.state
-
-    def breakpoint_clause(self, now: float) -> str:
-        """Return where the worker waits in a breakpoint, for how long at the time *now* of the head, and how to attach;
-        "" if it waits in none.
-        """
-        pulse = self.state.pulse
-        in_one = pulse is not None and pulse.breakpoint and not pulse.unresponsive
-        return breakpoint_clause(self.name, self.group.namespace, pulse, now) if pulse is not None and in_one else ""
+        if self.state.pulse is not None and self.state.pulse.unresponsive:
+            return "unresponsive"
+        return "breakpoint" if self.breakpoint else self.state.state
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -244,8 +241,11 @@ class Board:
                         self._add_calls(recent.setdefault((group.namespace, group.name), {}), figures)
                 if state.id in self._calls and state.id not in calls and state.state != "gone":
                     calls[state.id] = self._calls[state.id]  # it has not answered this time
-                view = WorkerView(group, state, None if node is None else node.state, figures, cpu, rate)
-                self.workers.append(view)
+                pulse, place = state.pulse, ""
+                if pulse is not None and pulse.breakpoint and not pulse.unresponsive:
+                    place = breakpoint_clause(f"{group.name}:{state.rank}", group.namespace, pulse, status.at)
+                at_node = None if node is None else node.state
+                self.workers.append(WorkerView(group, state, at_node, figures, cpu, rate, place))
         self._calls = calls
         alive = {(group.namespace, group.name) for group in status.groups}
         self.methods = {key: methods for key, methods in self.methods.items() if key in alive}

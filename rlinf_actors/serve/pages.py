@@ -181,7 +181,6 @@ class Pages:
             has_logs=status is not None and status.protocol >= QUESTIONS,
             at_text=time.strftime("%H:%M:%S", time.localtime(sample.at)) if sample.at else NONE,
             at_iso=_iso(sample.at),
-            now=status.at if status is not None else 0.0,
             **values,
         )
 

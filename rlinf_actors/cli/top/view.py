@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +24,8 @@ from rlinf_actors.sampling.choice import (
 )
 from rlinf_actors.sampling.sample import Board, Channel, NodeView, WorkerView
 from rlinf_actors.wire.figure_values import DeviceFigures
+
+T = TypeVar("T")
 
 NONE = "-"
 GAP = 2
@@ -139,7 +141,10 @@ def _typed(choice: Choice, key: str) -> Choice:
 
 def table(board: Board, choice: Choice) -> Table:
     """Return the rows of a view that pass the filter, in their order."""
-    return _TABLES[choice.view](board, choice)
+    view = _VIEWS[choice.view]
+    rows = [[cell(one) for cell in view.columns.values()] for one in view.chosen(board, choice.query, choice.order)]
+    empty = f"no row fits the filter {choice.query!r}" if choice.query else view.empty
+    return Table([*view.columns], rows, empty, view.spare)
 
 
 def headline(board: Board) -> str:
@@ -150,107 +155,102 @@ def headline(board: Board) -> str:
     return "; ".join([*parts, f"{board.cpu_history[-1]:.1f} of {cpus} CPUs busy"] if cpus else parts)
 
 
-_NODE_SPARE = ("CPUS", "HARDWARE", "WORKERS", "RANK", "GPU MEMORY", "FAULT", "MEMORY")
-_WORKER_SPARE = ("PID", "JOB", "WAITING", "STATE", "NODE", "GPU MEMORY", "FAULT", "MEMORY", "FOR")
-_CHANNEL_SPARE = ("KEYS", "OUT", "JOB", "STATE", "PUTS/S", "BYTES", "PUTS WAIT", "GETS WAIT")
+def _memory(node: NodeView) -> str:
+    figures = node.figures
+    return _of(figures.memory_bytes - figures.memory_free_bytes, figures.memory_bytes) if figures else NONE
 
 
-def _nodes(board: Board, choice: Choice) -> Table:
-    def row(node: NodeView) -> list[str]:
-        figures, devices = node.figures, node.figures.devices if node.figures else []
-        hardware = [f"{len(one.infos)} {one.type}" for one in node.state.report.resources]
-        known = [one for one in devices if one.memory_used_bytes >= 0]
-        held, size = sum(one.memory_used_bytes for one in known), sum(one.memory_bytes for one in known)
-        return [
-            str(node.state.rank) if node.state.rank >= 0 else NONE,
-            node.name,
-            node.state.state,
-            str(node.workers),
-            _percent(node.cpu),
-            str(figures.cpus if figures else node.state.report.num_cpus),
-            _of(figures.memory_bytes - figures.memory_free_bytes, figures.memory_bytes) if figures else NONE,
-            ", ".join(hardware) or NONE,
-            " ".join(str(one.utilization) if one.utilization >= 0 else NONE for one in devices) or NONE,
-            _of(held, size) if known else NONE,
-            node.fault or NONE,
-        ]
-
-    heads = ["RANK", "NODE", "STATE", "WORKERS", "CPU", "CPUS", "MEMORY", "HARDWARE", "GPU %", "GPU MEMORY", "FAULT"]
-    return _table(
-        heads, map(row, chosen_nodes(board, choice.query, choice.order)), choice, "no node has registered", _NODE_SPARE
-    )
+def _hardware(node: NodeView) -> str:
+    return ", ".join(f"{len(one.infos)} {one.type}" for one in node.state.report.resources) or NONE
 
 
-def _workers(board: Board, choice: Choice) -> Table:
-    now = board.last_status.at if board.last_status is not None else 0.0
-
-    def row(worker: WorkerView) -> list[str]:
-        figures = worker.figures
-        process = figures.process if figures else None
-        return [
-            worker.name,
-            worker.group.namespace,
-            worker.node.report.hostname if worker.node else worker.state.node_ip,
-            worker.condition,
-            str(worker.state.pid or NONE),
-            _percent(worker.cpu),
-            byte_count(process.rss_bytes) if process else NONE,
-            byte_count(figures.accelerator_bytes) if figures and figures.accelerator_bytes >= 0 else NONE,
-            figures.method if figures and figures.method else NONE,
-            duration(figures.call_s) if figures and figures.method else NONE,
-            str(figures.queued) if figures else NONE,
-            fault(worker) or worker.breakpoint_clause(now) or NONE,
-        ]
-
-    heads = [
-        "WORKER", "JOB", "NODE", "STATE", "PID", "CPU", "MEMORY", "GPU MEMORY", "METHOD", "FOR", "WAITING", "FAULT"
-    ]  # fmt: skip
-    return _table(
-        heads,
-        map(row, chosen_workers(board, choice.query, choice.order)),
-        choice,
-        "no worker is running",
-        _WORKER_SPARE,
-    )
+def _devices(node: NodeView) -> Sequence[DeviceFigures]:
+    return node.figures.devices if node.figures else []
 
 
-def _channels(board: Board, choice: Choice) -> Table:
-    def row(channel: Channel) -> list[str]:
-        figures = channel.figures
-        return [
-            channel.name,
-            channel.job,
-            str(figures.items),
-            byte_count(figures.size),
-            str(figures.keys),
-            str(figures.out),
-            str(figures.puts_waiting),
-            str(figures.gets_waiting),
-            NONE if channel.entered_rate is None else f"{channel.entered_rate:.1f}",
-            "closed" if figures.closed else "open",
-        ]
-
-    heads = ["CHANNEL", "JOB", "ITEMS", "BYTES", "KEYS", "OUT", "PUTS WAIT", "GETS WAIT", "PUTS/S", "STATE"]
-    return _table(
-        heads,
-        map(row, chosen_channels(board, choice.query, choice.order)),
-        choice,
-        "no channel is open",
-        _CHANNEL_SPARE,
-    )
+def _device_use(node: NodeView) -> str:
+    return " ".join(str(one.utilization) if one.utilization >= 0 else NONE for one in _devices(node)) or NONE
 
 
-_TABLES: Mapping[str, Callable[[Board, Choice], Table]] = {
-    "nodes": _nodes,
-    "workers": _workers,
-    "channels": _channels,
-}
+def _device_memory(node: NodeView) -> str:
+    known = [one for one in _devices(node) if one.memory_used_bytes >= 0]
+    return _of(sum(one.memory_used_bytes for one in known), sum(one.memory_bytes for one in known)) if known else NONE
 
 
-def _table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], choice: Choice, empty: str, spare: Sequence[str]
-) -> Table:
-    return Table(headings, list(rows), f"no row fits the filter {choice.query!r}" if choice.query else empty, spare)
+def _accelerator_bytes(worker: WorkerView) -> str:
+    figures = worker.figures
+    return byte_count(figures.accelerator_bytes) if figures and figures.accelerator_bytes >= 0 else NONE
+
+
+class _View(msgspec.Struct, Generic[T], frozen=True):
+    """How a view is made: the cells of a row by heading, and the rows that pass a filter, in an order.
+
+    `empty` and `spare` are those of its Table.
+    """
+
+    columns: Mapping[str, Callable[[T], str]]
+    chosen: Callable[[Board, str, str], Iterable[T]]
+    empty: str
+    spare: Sequence[str]
+
+
+_NODES: _View[NodeView] = _View(
+    {
+        "RANK": lambda node: str(node.state.rank) if node.state.rank >= 0 else NONE,
+        "NODE": lambda node: node.name,
+        "STATE": lambda node: node.state.state,
+        "WORKERS": lambda node: str(node.workers),
+        "CPU": lambda node: _percent(node.cpu),
+        "CPUS": lambda node: str(node.figures.cpus if node.figures else node.state.report.num_cpus),
+        "MEMORY": _memory,
+        "HARDWARE": _hardware,
+        "GPU %": _device_use,
+        "GPU MEMORY": _device_memory,
+        "FAULT": lambda node: node.fault or NONE,
+    },
+    chosen_nodes,
+    "no node has registered",
+    ("CPUS", "HARDWARE", "WORKERS", "RANK", "GPU MEMORY", "FAULT", "MEMORY"),
+)
+_WORKERS: _View[WorkerView] = _View(
+    {
+        "WORKER": lambda one: one.name,
+        "JOB": lambda one: one.group.namespace,
+        "NODE": lambda one: one.node.report.hostname if one.node else one.state.node_ip,
+        "STATE": lambda one: one.condition,
+        "PID": lambda one: str(one.state.pid or NONE),
+        "CPU": lambda one: _percent(one.cpu),
+        "MEMORY": lambda one: (
+            byte_count(one.figures.process.rss_bytes) if one.figures and one.figures.process else NONE
+        ),
+        "GPU MEMORY": _accelerator_bytes,
+        "METHOD": lambda one: (one.figures.method if one.figures else "") or NONE,
+        "FOR": lambda one: duration(one.figures.call_s) if one.figures and one.figures.method else NONE,
+        "WAITING": lambda one: str(one.figures.queued) if one.figures else NONE,
+        "FAULT": lambda one: fault(one) or one.breakpoint or NONE,
+    },
+    chosen_workers,
+    "no worker is running",
+    ("PID", "JOB", "WAITING", "STATE", "NODE", "GPU MEMORY", "FAULT", "MEMORY", "FOR"),
+)
+_CHANNELS: _View[Channel] = _View(
+    {
+        "CHANNEL": lambda channel: channel.name,
+        "JOB": lambda channel: channel.job,
+        "ITEMS": lambda channel: str(channel.figures.items),
+        "BYTES": lambda channel: byte_count(channel.figures.size),
+        "KEYS": lambda channel: str(channel.figures.keys),
+        "OUT": lambda channel: str(channel.figures.out),
+        "PUTS WAIT": lambda channel: str(channel.figures.puts_waiting),
+        "GETS WAIT": lambda channel: str(channel.figures.gets_waiting),
+        "PUTS/S": lambda channel: NONE if channel.entered_rate is None else f"{channel.entered_rate:.1f}",
+        "STATE": lambda channel: "closed" if channel.figures.closed else "open",
+    },
+    chosen_channels,
+    "no channel is open",
+    ("KEYS", "OUT", "JOB", "STATE", "PUTS/S", "BYTES", "PUTS WAIT", "GETS WAIT"),
+)
+_VIEWS: Mapping[str, _View[Any]] = {"nodes": _NODES, "workers": _WORKERS, "channels": _CHANNELS}
 
 
 def fault(worker: WorkerView) -> str:
