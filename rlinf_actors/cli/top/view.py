@@ -177,6 +177,11 @@ def _device_memory(node: NodeView) -> str:
     return _of(sum(one.memory_used_bytes for one in known), sum(one.memory_bytes for one in known)) if known else NONE
 
 
+def _resident(worker: WorkerView) -> str:
+    process = worker.figures.process if worker.figures else None
+    return byte_count(process.rss_bytes) if process else NONE
+
+
 def _accelerator_bytes(worker: WorkerView) -> str:
     figures = worker.figures
     return byte_count(figures.accelerator_bytes) if figures and figures.accelerator_bytes >= 0 else NONE
@@ -220,9 +225,7 @@ _WORKERS: _View[WorkerView] = _View(
         "STATE": lambda one: one.condition,
         "PID": lambda one: str(one.state.pid or NONE),
         "CPU": lambda one: _percent(one.cpu),
-        "MEMORY": lambda one: (
-            byte_count(one.figures.process.rss_bytes) if one.figures and one.figures.process else NONE
-        ),
+        "MEMORY": _resident,
         "GPU MEMORY": _accelerator_bytes,
         "METHOD": lambda one: (one.figures.method if one.figures else "") or NONE,
         "FOR": lambda one: duration(one.figures.call_s) if one.figures and one.figures.method else NONE,
