@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from rlinf_actors import procfs
+from rlinf_actors.diagnosis.machine import SHARED_MEMORY, disk_figures
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.wire.figure_values import (
     DeviceFigures,
@@ -43,7 +44,6 @@ READ_S = 1.0
 """Seconds to wait for /proc and the file systems. One that hangs is not asked again until it has answered."""
 LAG_S = 0.05
 """Seconds of the timer whose delay shows how busy the loop is."""
-SHARED_MEMORY = "/dev/shm"
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -250,12 +250,4 @@ def _memory(lines: Iterable[str]) -> dict[str, int]:
 
 
 def _disks(places: Sequence[tuple[str, str]]) -> list[DiskFigures]:
-    found = []
-    for purpose, path in places:
-        try:
-            disk = os.statvfs(path)
-        except OSError:
-            continue  # made by the first worker
-        size = disk.f_frsize
-        found.append(DiskFigures(purpose, path, disk.f_blocks * size, disk.f_bavail * size))
-    return found
+    return [disk for purpose, path in places if (disk := disk_figures(purpose, path)) is not None]

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agentd.logs import _File, opened
+from agentd.logs import OutputFile, opened
 from agentd.users import User, as_user
+from rlinf_actors.diagnosis.machine import disk_figures
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.wire.check_values import LogUse
@@ -224,13 +225,7 @@ def _usage(log_dir: str, running: list[_Place], directories: list[tuple[str, Use
     found = [(place, file) for place, file in _files(None, running, directories, run_dir) if file.namespace]
     grown = [one for one in found if one[1].modified >= since][:MAX_LOG_FILES]
     written = sum(max(0, file.size - _since(place, since, file.size)) for place, file in grown)
-    disk = DiskFigures("logs", log_dir)
-    try:
-        space = os.statvfs(log_dir)
-    except OSError:
-        pass  # made by the first worker
-    else:
-        disk = DiskFigures("logs", log_dir, space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
+    disk = disk_figures("logs", log_dir) or DiskFigures("logs", log_dir)
     return LogUse(disk, sum(file.size for _, file in found), written, len(found))
 
 
@@ -274,9 +269,9 @@ def _names(directory: str) -> list[str]:
 
 def _read(place: _Place, question: LogQuestion) -> LogSlice:
     """Return the part of a file that a question asks for. Any thread. Raise OSError."""
-    file = _File(place.path, "", max(0, question.offset), question.inode, user=place.user)
+    file = OutputFile(place.path, "", max(0, question.offset), question.inode, user=place.user)
     if question.offset < 0 or (question.since and not question.offset):
-        with file._open(place.path) as opened_file:
+        with file.open(place.path) as opened_file:
             size = os.fstat(opened_file.fileno()).st_size
         file.offset = max(0, size + question.offset) if question.offset < 0 else _since(place, question.since, size)
     data, _ = file.read()

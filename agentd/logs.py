@@ -82,7 +82,7 @@ def _character_end(data: bytes) -> int:
 Position = tuple[int, int]  # number of bytes of a log file that were read, and the file's inode (0 if it did not exist)
 
 
-class _File(msgspec.Struct):
+class OutputFile(msgspec.Struct):
     """A worker's log file, and how far agentd has read it. If the file grows too large, the template renames it to
     PATH.1 and begins a new file.
     """
@@ -102,7 +102,7 @@ class _File(msgspec.Struct):
         Raises:
             OSError: the file cannot be read.
         """
-        with self._open(self.path) as file:
+        with self.open(self.path) as file:
             found = os.fstat(file.fileno())
             if self.inode not in (0, found.st_ino):
                 rest = self._rest()
@@ -119,7 +119,7 @@ class _File(msgspec.Struct):
         lines = 0
         for path in (f"{self.path}.1", self.path):
             try:
-                with self._open(path) as file:
+                with self.open(path) as file:
                     begun = os.fstat(file.fileno()).st_ino == self.inode
                     if path == self.path:
                         lines += _count(file, self.offset if begun or not self.inode else 0)
@@ -138,7 +138,7 @@ class _File(msgspec.Struct):
             return False
         return found.st_size > self.offset or self.inode not in (0, found.st_ino)
 
-    def _open(self, path: str) -> io.FileIO:
+    def open(self, path: str) -> io.FileIO:
         """Open the log file, as the worker's user."""
         with as_user(self.user):
             file = open(path, "rb", buffering=0, opener=opened)  # noqa: SIM115 - the caller closes it
@@ -152,7 +152,7 @@ class _File(msgspec.Struct):
         lost.
         """
         try:
-            with self._open(f"{self.path}.1") as file:
+            with self.open(f"{self.path}.1") as file:
                 if os.fstat(file.fileno()).st_ino == self.inode:
                     return os.pread(file.fileno(), MAX_LINE, self.offset)
         except OSError:
@@ -176,7 +176,7 @@ class _WorkerLogs(msgspec.Struct):
     id: str
     name: str
     owner: str
-    files: list[_File]
+    files: list[OutputFile]
     keep: bool = False
     notes: int = 0  # lines of agentd about its output
     final: bool = False
@@ -254,7 +254,7 @@ class LogForwarder:
         """
         with as_user(user):
             out, err = at or (_end_of(out_path), _end_of(err_path))
-        files = [_File(out_path, "out", *out, user=user), _File(err_path, "err", *err, user=user)]
+        files = [OutputFile(out_path, "out", *out, user=user), OutputFile(err_path, "err", *err, user=user)]
         self._workers[id] = _WorkerLogs(id, name, owner, files, keep)
         self._owners.setdefault(owner, _Owner())
 
@@ -332,7 +332,7 @@ class LogForwarder:
         *flushed* is the job's namespace if the job is ending and waits for a final LogLines; None otherwise.
         """
 
-        async def count(files: list[_File], owner: str) -> None:
+        async def count(files: list[OutputFile], owner: str) -> None:
             counts = await asyncio.to_thread(lambda: [file.left() for file in files])
             paths = [file.path for file, left in zip(files, counts, strict=True) if left]
             if paths or flushed is not None:
@@ -427,7 +427,7 @@ class LogForwarder:
         if self._flushing:
             self._answer_flushes()
 
-    def _read(self, worker: _WorkerLogs, file: _File) -> int:
+    def _read(self, worker: _WorkerLogs, file: OutputFile) -> int:
         """Read the next lines, at most MAX_LINE bytes, from *file* of *worker*, and collect them for the worker's job.
         Return their size in bytes, or 0 if there is nothing to read. If the job has no credit, read nothing, and return
         1 if there is output.

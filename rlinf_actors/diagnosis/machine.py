@@ -29,6 +29,7 @@ from rlinf_actors.hardware.child_process import fault_of, run_child
 from rlinf_actors.hardware.interfaces import ipv4_interfaces
 from rlinf_actors.version import VERSION
 from rlinf_actors.wire.check_values import PACKAGES, Holder, Interface, Interpreter, NodeFacts
+from rlinf_actors.wire.figure_values import DiskFigures
 
 HOLDERS_S = 8.0
 """Seconds that a vendor's library has to name the processes on its accelerators."""
@@ -145,12 +146,20 @@ def _prefix(name: str) -> int:
     return int(struct.unpack("!I", answer[20:24])[0]).bit_count()
 
 
-def _shared_memory() -> list[int]:
+def disk_figures(purpose: str, path: str) -> DiskFigures | None:
+    """Return the size and free bytes of the disk of *path*, None if *path* does not exist, such as before the first
+    worker.
+    """
     try:
-        found = os.statvfs(SHARED_MEMORY)
+        disk = os.statvfs(path)
     except OSError:
-        return []
-    return [found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize]
+        return None
+    return DiskFigures(purpose, path, disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+
+
+def _shared_memory() -> list[int]:
+    disk = disk_figures("memory", SHARED_MEMORY)
+    return [] if disk is None else [disk.total_bytes, disk.free_bytes]
 
 
 def is_clock_synchronized() -> bool | None:

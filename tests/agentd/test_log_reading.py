@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
 
-from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, _File, _where, split
+from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, OutputFile, _where, split
 from rlinf_actors.wire.agent_messages import UPDATE, OutputLost
 
 
@@ -385,4 +385,4 @@ def test_lines_of_a_file_of_any_size_are_counted_soon(tmp_path):
     path = tmp_path / "huge"
     path.write_text("a line\n")
     os.truncate(path, 1 << 40)
-    assert _File(str(path), "out", 0).left() == 2
+    assert OutputFile(str(path), "out", 0).left() == 2
