@@ -70,7 +70,7 @@ def show(name: str, job: str, head: str | None, as_json: bool) -> None:
             [f"at most {row['max_items']} items a key"] * bool(row["max_items"])
             + [f"at most {byte_count(row['max_bytes'])}"] * bool(row["max_bytes"])
         )
-        held = f"{row['items']} items, {byte_count(row['size'])} ({limits or 'no limit'})"
+        held = f"{row['items']} item{'s' * (row['items'] != 1)}, {byte_count(row['size'])} ({limits or 'no limit'})"
         note(f"{name} of job {row['job']} on {row['host']}: {held}")
         if row["fault"]:
             note(f"its host does not answer: {row['fault']}")

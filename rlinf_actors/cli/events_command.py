@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import click
 
-from rlinf_actors.cli.output import echo, json_line, note, plain
+from rlinf_actors.cli.output import echo, folded, json_line, note, plain
 from rlinf_actors.cli.queries import Looking, find_head, head_option, observing
 from rlinf_actors.cluster.event_stream import KINDS, EventCursor, patience
 from rlinf_actors.errors import ClusterTimeoutError
@@ -169,7 +169,7 @@ def event_line(event: ClusterEvent) -> str:
     at = datetime.fromtimestamp(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     tail = event.exit.stderr_tail if event.kind == "worker_died" and event.exit is not None else []
     lines = [
-        f"{at}  {event.seq:>5}  {plain(event.kind):<19}  {plain(event.text)}",
+        folded(f"{at}  {event.seq:>5}  {plain(event.kind):<19}  {plain(event.text)}", 8),
         *(f"    {plain(line)}" for line in tail),
     ]
     return "\n".join(lines)

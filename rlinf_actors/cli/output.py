@@ -10,7 +10,9 @@ import json
 import logging
 import math
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -96,8 +98,18 @@ def show_fields(fields: Mapping[str, object]) -> None:
     width = max(map(len, fields))
     for name, value in fields.items():
         for line in value if isinstance(value, list) else [value]:
-            echo(f"{name.ljust(width)}  {plain(line)}")
+            echo(folded(f"{name.ljust(width)}  {plain(line)}", width + 2))
             name = ""
+
+
+def folded(line: str, indent: int) -> str:
+    """Return a line for stdout. In a terminal it is folded between words, and what follows is indented; elsewhere it
+    stays one line.
+    """
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if len(line) <= columns or columns < 2 * indent:
+        return line
+    return textwrap.fill(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def note(text: str) -> None:
@@ -154,8 +166,28 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     except ModuleNotFoundError:
         return False
     colours: Literal["auto"] | None = "auto" if takes_sequences(sys.stdout) else None  # else rich keeps bold headings
-    Console(highlight=False, color_system=colours).print(drawn_table(headings, rows))
+    console = Console(highlight=False, color_system=colours)
+    table = drawn_table(headings, rows)
+    for column, width in zip(table.columns, _widths(headings, rows, console.width), strict=False):
+        column.width = width
+    console.print(table)
     return True
+
+
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[int]:
+    """Return the widths of a table's columns with which it fits into so many columns of a terminal and no word is
+    broken; [] if the table fits anyway, or if words must be broken.
+    """
+    cells = list(zip(headings, *rows, strict=True))
+    widths = [max(map(len, column)) for column in cells]
+    least = [max(map(len, " ".join(column).split()), default=0) for column in cells]
+    room = columns - 2 * (len(widths) - 1)
+    if sum(widths) <= room or sum(least) > room:
+        return []
+    while sum(widths) > room:
+        at = max(range(len(widths)), key=lambda n: widths[n] - least[n])
+        widths[at] -= 1
+    return widths
 
 
 def drawn_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, cut: bool = False) -> Table:

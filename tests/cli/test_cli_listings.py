@@ -9,6 +9,7 @@ import threading
 import pytest
 from cli_kit import ENDPOINT, example_status
 from msgspec.structs import replace
+from terminal import terminal as narrow_terminal
 
 from rlinf_actors.cli import output
 from rlinf_actors.cli.channel_command import waiter_name
@@ -129,6 +130,22 @@ def test_what_waits_for_a_channel_is_named(waiter, name):
         DriverState("d2", "job-1", 8, 0, Program()),
     ]
     assert waiter_name(replace(example_status(), drivers=drivers), waiter) == name
+
+
+NARROW = """
+from rlinf_actors.cli.output import show_fields, show_table
+show_fields({"groups": ["channel@gold: rlinf_actors.worker.channelhost:ChannelHost, running, 1 degraded"]})
+heads = ["KEY", "HOST", "ITEMS", "BYTES", "OUT", "PUTS WAIT", "GETS WAIT", "UNDELIVERABLE", "WHO WAITS"]
+show_table(heads, [["'empty'", "node0", 0, "0 B", 0, 0, 1, 0, "miners:0, ann's train.py (pid 17890 on vm)"]], "")
+"""
+
+
+def test_a_narrow_terminal_shows_whole_words():
+    with narrow_terminal("COLUMNS=80", "NO_COLOR=1", sys.executable, "-c", NARROW, command=["env"]) as shown:
+        assert shown.end() == 0, shown.shown
+    assert max(map(len, shown.shown.split("\n"))) <= 80
+    assert {"degraded", "UNDELIVERABLE", "train.py"} <= set(shown.shown.split())
+    assert "        degraded" in shown.shown, "what follows is indented"
 
 
 def test_workers_of_an_unknown_group_are_none(shown):

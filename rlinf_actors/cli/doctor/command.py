@@ -20,7 +20,7 @@ from rlinf_actors.cli.doctor.cluster_checks import diagnose_cluster, speed, tabl
 from rlinf_actors.cli.doctor.finding import FAIL, PASS, WARN, Finding
 from rlinf_actors.cli.doctor.machine import inspect_machine
 from rlinf_actors.cli.doctor.machine_checks import MachineFacts, diagnose
-from rlinf_actors.cli.output import echo, json_option, note, show_json, show_table
+from rlinf_actors.cli.output import echo, folded, json_option, note, show_json, show_table
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.discovery import with_client_file
 from rlinf_actors.runtime.progress import Facts, showing_blocked
@@ -141,9 +141,10 @@ def _show(findings: list[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         word = click.style(finding.status.upper(), fg=_COLORS[finding.status], bold=finding.status != PASS)
-        echo(f"  {finding.check.ljust(width)}  {finding.text}", lead=word, color=colored)
+        line = folded(f"{finding.status}  {finding.check.ljust(width)}  {finding.text}", width + 8)
+        echo(line[len(finding.status) :], lead=word, color=colored)
         if finding.fix and finding.status in (WARN, FAIL):
-            echo(f"{' ' * (width + 8)}fix: {finding.fix}")
+            echo(folded(f"{' ' * (width + 8)}fix: {finding.fix}", width + 13))
 
 
 def _show_versions(cluster: ClusterFacts) -> None:
