@@ -125,8 +125,8 @@ NAMED = 16
 class _Asker(msgspec.Struct):
     spec: WorkerSpec
     send: Callable[[template_protocol.ToTemplate], None]
-    asked: float  # time of the loop at which the worker asked, and at which it got its accelerators
-    since: float = 0.0
+    asked: float  # time of the loop at which the worker asked
+    since: float = 0.0  # at which it got its accelerators
     notice: asyncio.TimerHandle | None = None
 
 

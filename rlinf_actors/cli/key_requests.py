@@ -18,7 +18,7 @@ from rlinf_actors.head.commands import Command, LogEvent, Persist, Refused
 from rlinf_actors.head.key_registry import KeyRegistry
 from rlinf_actors.head.store import FILE, HeadStore, own_keys
 from rlinf_actors.net.discovery import client_settings
-from rlinf_actors.net.host import split_address
+from rlinf_actors.net.host import joined_address, split_address
 from rlinf_actors.net.rpc import refusal
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.security.keyfile import find as find_key
@@ -82,8 +82,7 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
     which no other machine can connect to.
     """
     if given is not None:
-        host, port = split_address(given, "--address")
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return joined_address(*split_address(given, "--address"))
     listens = administer(head, state_dir, GetKeys()).listens
     for endpoint in listens:
         if split_address(endpoint, "the head")[0] not in WILDCARDS:

@@ -17,7 +17,7 @@ from rlinf_actors.cli.stack_report import ShownWorker, report_lines
 from rlinf_actors.config_files import open_regular
 from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.net import discovery
-from rlinf_actors.net.host import split_address
+from rlinf_actors.net.host import joined_address, split_address
 from rlinf_actors.net.loop import Tasks, new_event_loop
 from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp, key_at
 from rlinf_actors.security.keyfile import is_private, locate
@@ -96,8 +96,7 @@ def serve(
     endpoint = find_head(head, settings)
     security = _security(endpoint, settings)
     with _bound(name, port) as listener:
-        shown_name = f"[{name}]" if ":" in name else name
-        url = f"http://{shown_name}:{listener.getsockname()[1]}/"
+        url = f"http://{joined_address(name, listener.getsockname()[1])}/"
         loop = new_event_loop()
         try:
             shown = url if token_file is not None else f"{url}?token={token}"

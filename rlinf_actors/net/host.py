@@ -164,6 +164,11 @@ def split_address(address: str, path: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def joined_address(host: str, port: int | str) -> str:
+    """Return the address of *host* and *port*, which `split_address` splits."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def has_name(endpoint: str) -> bool:
     """Return True if a ZeroMQ endpoint names its host, instead of an address."""
     if not endpoint.startswith("tcp://"):

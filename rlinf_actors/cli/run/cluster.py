@@ -38,6 +38,7 @@ from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.kept_logs import keep
 from rlinf_actors.model.run_order import AgentOrder, HeadOrder, NodeOrder
 from rlinf_actors.net.head_records import clear_stale
+from rlinf_actors.net.host import joined_address
 from rlinf_actors.runtime.progress import Facts, WaitLine, named, those_up
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
@@ -167,7 +168,7 @@ class RunCluster:
             *boot(RLINF_ACTORS),
             "head",
             "--listen",
-            f"{_bracketed(self._plan.listen)}:0",
+            joined_address(self._plan.listen, 0),
             "--of-run",
         ]
         self._head = self._spawn("head", (), command, {**env, KEY_DIR: str(keys)})
@@ -219,7 +220,7 @@ class RunCluster:
             raise RlinfActorsError(_ended(child, starting=True))
         for text in lines:
             if child is self._head:
-                self._address = f"{_bracketed(self._plan.reach)}:{text.decode().rpartition(':')[2]}"
+                self._address = joined_address(self._plan.reach, text.decode().rpartition(":")[2])
                 self._give_orders()
                 continue
             try:
@@ -378,7 +379,3 @@ def _ended(child: _Child, starting: bool = False) -> str:
         log = log[-1:]
     text = "; ".join(filter(None, (f"{child.title} {how}", advice, "the last lines of its log:" if log else "")))
     return text + "".join(f"\n    {line}" for line in log)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
