@@ -65,6 +65,6 @@ def blocks(page: Path, *languages: str) -> list[Block]:
             assert token.map is not None
             language = "" if token.info == "bash" else token.info
             found.append(Block(page, token.map[0] + 1, language, token.content, reason))
-        said = re.fullmatch(r"<!-- not run: (.+?) -->\s*", token.content) if token.type == "html_block" else None
+        said = re.fullmatch(r"\s*<!-- not run: (.+?) -->\s*", token.content) if token.type == "html_block" else None
         reason = said[1] if said else None
     return [one for one in found if not languages or one.language in languages]

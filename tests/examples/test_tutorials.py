@@ -1,4 +1,4 @@
-"""Each program of docs/tutorial/ runs, and does what its page says. A program's first line is its file name."""
+"""Programs and commands of docs/tutorial/ run, and do what their pages say. A program's first line is its file name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pace
+import page_blocks
 import pytest
-
-from rlinf_actors.testing import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs" / "tutorial"
@@ -33,26 +33,42 @@ def program(page: str, name: str, folder: Path) -> Path:
     return path
 
 
-def run(path: Path, *arguments: str, **env: str) -> str:
+def run(command: Path | str, folder: Path, **ours: str) -> str:
+    """Run a program, or a command of a page (`words`)."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RLINF_HEAD")}
+    arguments = [sys.executable, str(command)] if isinstance(command, Path) else words(command, **ours)
     done = subprocess.run(
-        [sys.executable, str(path), *arguments], cwd=path.parent, env={**clean, **env}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
+        arguments, cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        timeout=pace.PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def words(command: str, **ours: str) -> list[str]:
+    """A command of a page: its programs are those of this environment, and its words are replaced by *ours*."""
+    here = Path(sys.executable).parent
+    programs = {name: str(here / name) for name in ("python", "pytest", "rlinf-actors")}
+    return [{**programs, **ours}.get(word, word) for word in shlex.split(command.replace(".venv/bin/", ""))]
+
+
+def commands_of(page: str) -> list[str]:
+    """The commands of a page that run."""
+    return [line for one in page_blocks.blocks(TUTORIALS / page, "") if not one.reason for line in one.lines]
+
+
 def test_first_program_prints_what_its_page_shows(tmp_path):
     shown = re.search(r"^```text\n(.*?)^```$", (TUTORIALS / "first-program.md").read_text(), re.M | re.S)
     assert shown is not None
-    out = run(program("first-program.md", "first.py", tmp_path))
+    program("first-program.md", "first.py", tmp_path)
+    [command] = commands_of("first-program.md")
+    out = run(command, tmp_path)
     same = re.compile(r":\d on \S+ raised")  # the first rank that fails, and the machine's name
     assert same.sub(":R on HOST raised", out) == same.sub(":R on HOST raised", shown[1])
 
 
 def test_first_program_in_asyncio(tmp_path):
-    out = run(program("first-program.md", "first_async.py", tmp_path))
+    out = run(program("first-program.md", "first_async.py", tmp_path), tmp_path)
     assert out == "['hello from rank 0', 'hello from rank 1']\n"
 
 
@@ -80,33 +96,31 @@ def test_the_steps_of_train_a_policy_print_what_the_page_shows(tmp_path):
     page = "train-a-policy.md"
     shutil.copy(EXAMPLES / "cartpole" / "cartpole.py", tmp_path)
     first, killed, finished = screens(page)
-    alone = run(program(page, "step1.py", tmp_path))
+    alone = run(program(page, "step1.py", tmp_path), tmp_path)
     assert _OWN.sub("N", alone) == _OWN.sub("N", first)
-    assert run(program(page, "step2.py", tmp_path)) == alone
+    assert run(program(page, "step2.py", tmp_path), tmp_path) == alone
     step3 = program(page, "step3.py", tmp_path)
-    assert run(step3) == alone
+    assert run(step3, tmp_path) == alone
     [diff] = re.findall(r"^```diff\n(.*?)^```$", (TUTORIALS / page).read_text(), re.M | re.S)
     step4 = tmp_path / "step4.py"
     step4.write_text(changed(step3.read_text(), diff))
-    out = run(step4)
+    out = run(step4, tmp_path)
     assert _OWN.sub("N", out) == _OWN.sub("N", killed)
     assert [line for line in out.splitlines(True) if line.startswith("round")] == alone.splitlines(True)
-    out = run(EXAMPLES / "cartpole" / "train.py", "--nodes", "2", "--rounds", "8")
+    [command] = commands_of(page)
+    out = run(command.removesuffix(" | cat"), ROOT)  # here no terminal reads it anyway
     assert _OWN.sub("N", out) == _OWN.sub("N", finished)
     assert re.findall(r"return +(\S+)", out)[:6] == re.findall(r"return +(\S+)", alone)
 
 
-def test_two_nodes_play(tmp_path):
-    with LocalCluster(2) as local:
-        out = run(program("two-nodes.md", "two.py", tmp_path), **{**local.driver_env, "RLINF_HEAD": local.head})
-    assert out == "".join(f"rank {rank} played 1000 rounds on node {rank}\n" for rank in range(2))
+CELL, ARM = commands_of("robot-cell.md"), "127.0.0.1:4000"
 
 
 @pytest.fixture
 def arm(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A simulated arm: its address and its record."""
     record = tmp_path / "arm.jsonl"
-    command = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--port", "0", "--record", str(record)]
+    command = words(CELL[0], **{"4000": "0", "arm.jsonl": str(record)})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield f"127.0.0.1:{int(process.stdout.readline())}", record
@@ -119,14 +133,16 @@ def commands(record: Path) -> list[str]:
 
 def test_robot_cell_ends_with_a_stop(tmp_path, arm):
     address, record = arm
-    assert "position" in run(program("robot-cell.md", "cell.py", tmp_path), address, "20")
+    program("robot-cell.md", "cell.py", tmp_path)
+    assert "position" in run(CELL[1], tmp_path, **{ARM: address})
     assert commands(record)[-2:] == ["stop", "closed"]
 
 
 def test_robot_cell_stops_when_its_driver_is_killed(tmp_path, arm, rlinf_leak_check):
     address, record = arm
-    path = program("robot-cell.md", "cell.py", tmp_path)
-    with subprocess.Popen([sys.executable, str(path), address, "100000"], stdout=subprocess.PIPE, text=True) as driver:
+    program("robot-cell.md", "cell.py", tmp_path)
+    moving = words(CELL[2], **{ARM: address})
+    with subprocess.Popen(moving, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "moving\n"
         pace.again_like(lambda: any(text.startswith("move") for text in commands(record)), True)
@@ -137,18 +153,17 @@ def test_robot_cell_stops_when_its_driver_is_killed(tmp_path, arm, rlinf_leak_ch
 def test_robot_cell_sends_frames_and_stops_when_its_button_is_pressed(tmp_path, arm, rlinf_leak_check):
     address, record = arm
     program("robot-cell.md", "cell.py", tmp_path)
-    path = program("robot-cell.md", "camera.py", tmp_path)
+    program("robot-cell.md", "camera.py", tmp_path)
     frames, pressed = screens("robot-cell.md")
     own = re.compile(r"column \d+|\d+ in the last")
-    assert own.sub("N", run(path, address, "20")) == own.sub("N", frames)
+    assert own.sub("N", run(CELL[3], tmp_path, **{ARM: address})) == own.sub("N", frames)
     ours, theirs = pty.openpty()  # the terminal of the button
-    command = [str(Path(sys.executable).with_name("rlinf-actors")), "estop", "--arm"]
-    filming = [sys.executable, str(path), address, "100000"]
-    with subprocess.Popen(filming, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+    filming = words(CELL[4], **{ARM: address})
+    with subprocess.Popen(filming, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
         try:
             assert driver.stdout is not None
             assert driver.stdout.readline() == "filming\n"
-            with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as button:
+            with subprocess.Popen(words(CELL[5]), stdin=theirs, stdout=theirs, stderr=theirs) as button:
                 os.close(theirs)
                 shown = until(ours, "ARMED")
                 os.write(ours, b"\n")
@@ -162,9 +177,9 @@ def test_robot_cell_sends_frames_and_stops_when_its_button_is_pressed(tmp_path, 
     assert "emergency stop by " in error
     assert commands(record)[-2:] == ["stop", "closed"]
     for line in pressed.splitlines():  # each begins with words, before what differs
-        words = re.match(r"[A-Z]+ |  \w+|every known head", line)
-        assert words is not None
-        assert words[0] in shown
+        begin = re.match(r"[A-Z]+ |  \w+|every known head", line)
+        assert begin is not None
+        assert begin[0] in shown
 
 
 def until(terminal: int, text: str) -> str:
@@ -176,10 +191,6 @@ def until(terminal: int, text: str) -> str:
 
 
 def test_programs_of_the_testing_page_pass(tmp_path):
-    path = program("testing.md", "test_counter.py", tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
+    program("testing.md", "test_counter.py", tmp_path)
+    [command] = commands_of("testing.md")
+    assert "3 passed" in run(command, tmp_path)

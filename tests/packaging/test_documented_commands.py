@@ -70,9 +70,34 @@ PYTHON: Mapping[str, Collection[str]] = {
     "tests/netns/test_two_machines_page.py": ("two-machines",),
 }  # fmt: skip
 """The tests that run Python blocks, with their pages."""
+COMMANDS: Mapping[str, Collection[str]] = {
+    ".ci/run": ("README",),
+    "tests/cli/test_dropin_command.py": ("rlinf",),
+    "tests/cli/test_run_command.py": ("run-a-program",),
+    "tests/examples/test_page_commands.py": (
+        "debug-a-hang", "install", "operate", "set-up-robots", "stop-robots", "survive-failures", "trace-a-job",
+        "watch-a-cluster",
+    ),
+    "tests/examples/test_tutorials.py": ("first-program", "robot-cell", "testing", "train-a-policy"),
+    "tests/live/test_read_logs_page.py": ("read-logs",),
+    "tests/netns/test_pages_on_machines.py": (
+        "README", "files-and-ports", "rlinf", "set-up-keys", "two-nodes", "watch-a-cluster",
+    ),
+    "tests/netns/test_two_machines_page.py": ("two-machines",),
+}  # fmt: skip
+"""The tests that run blocks of commands, with their pages."""
 NOT_RUN: Mapping[str, Collection[str]] = {
     "ROS 2": ("use-gymnasium-lerobot-ros",),
+    "a Kubernetes cluster": ("kubernetes",),
     "an SO-101 arm": ("use-gymnasium-lerobot-ros",),
+    "an hour of a machine": ("performance",),
+    "another machine": ("train-a-policy", "watch-a-cluster"),
+    "docker": ("kubernetes",),
+    "nftables": ("files-and-ports",),
+    "packages from an index": (
+        "first-program", "install", "rlinf", "testing", "train-a-policy", "two-machines",
+    ),
+    "systemd": ("install", "operate"),
 }
 """The reasons that pages give for blocks that no test runs (tests/page_blocks.py), with the pages."""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
@@ -196,11 +221,12 @@ def test_every_block_has_a_test(path):
     assert {language for language, _ in blocks(path)} - {""} <= LANGUAGES.keys()
 
 
-def test_every_python_block_runs_or_its_page_says_why_not():
-    python = [one for page in page_blocks.PAGES for one in page_blocks.blocks(page, "python")]
-    named = {page for pages in PYTHON.values() for page in pages}
-    assert {one.page.stem for one in python if not one.reason} == named, "tests/page_blocks.py says what to do"
-    assert [test for test in PYTHON if not (ROOT / test).exists()] == []
+@pytest.mark.parametrize(("language", "tests"), [("python", PYTHON), ("", COMMANDS)], ids=["Python", "commands"])
+def test_every_block_runs_or_its_page_says_why_not(language, tests):
+    blocks = [one for page in page_blocks.PAGES for one in page_blocks.blocks(page, language)]
+    named = {page for pages in tests.values() for page in pages}
+    assert {one.page.stem for one in blocks if not one.reason} == named, "tests/page_blocks.py says what to do"
+    assert [test for test in tests if not (ROOT / test).exists()] == []
 
 
 def test_reasons_for_blocks_that_do_not_run_are_known():
