@@ -36,7 +36,9 @@ KEYS = {
     "rlinf-actors events -f": ("actor", "\x03", 130),
     "rlinf-actors events -f --since 10m": ("actor", "\x03", 130),
     "rlinf-actors estop --arm": ("ARMED", "\x03", 130),
-    'rlinf-actors worker kill actor:3 --reason "hangs"': ("Kill it?", "y\n", 0),
+    'rlinf-actors worker kill actor:3 --reason "hangs"': ("[y/N]", "y\n", 0),
+    "rlinf-actors job stop cell": ("[y/N]", "y\n", 0),
+    "rlinf-actors group stop actor": ("[y/N]", "y\n", 0),
 }
 """Commands that wait for a person: the text after which the test presses a key, the key, and the exit code."""
 SHOWN = {
