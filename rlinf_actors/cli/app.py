@@ -6,6 +6,7 @@ message without a traceback. The exit codes are agentd's: 64 usage, 69 unavailab
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 from collections.abc import Sequence
@@ -125,6 +126,11 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return 0  # the reader of our pipe, such as `| head`, has ended
     except tuple(kind for kind, _ in _CODES) as error:
-        complain(str(error))
+        if isinstance(error, OSError) and error.strerror:
+            complain(": ".join(str(part) for part in (error.filename, error.strerror) if part))
+            if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                return CONFIGURATION  # as agentd: a restart would fail again
+        else:
+            complain(str(error))
         return next(code for kind, code in _CODES if isinstance(error, kind))
     return code if isinstance(code, int) else 0  # what a command gave to Context.exit()

@@ -100,6 +100,16 @@ def test_second_head_of_one_directory_exits_with_78(tmp_path):
     assert f"(pid {first.pid} on " in said
 
 
+def test_a_port_in_use_exits_with_78_and_names_the_process(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with head(tmp_path, listen) as (process, nothing):
+            assert (nothing, process.wait(pace.PATIENCE_S)) == ("", 78)
+            said = process.stderr.read()
+    assert f"error: cannot listen on tcp://{listen}: Address already in use, by " in said
+    assert f"(pid {os.getpid()} on " in said
+
+
 def test_damaged_file_exits_with_78_and_is_unchanged(tmp_path):
     (tmp_path / FILE).write_bytes(b"rubbish" * 1000)
     with head(tmp_path) as (process, nothing):
