@@ -220,9 +220,11 @@ class _Hook:
         if not in_time:
             return f"it took more than {self._timeout_s:g} s, and was killed"
         if code:
-            how = f"signal {-code}" if code < 0 else f"code {code}"
+            how = f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}"
             text = said.decode(errors="replace").strip()
-            return f"it ended with {how}{f': {text}' if text else ''}"
+            if code == post_event.FAILED and self._words[-1] == post_event.__file__:
+                return text
+            return f"{how}: {text}" if text else how
         return ""
 
     def _wait(self, stderr: int, ended: int, limit: float) -> tuple[bytes, bool]:

@@ -66,9 +66,9 @@ def checked(notify: Notify) -> Notify:
         if not os.path.isabs(program):
             raise ConfigError(f"starts {program!r}: give the absolute path of the program", path="notify.command")
         if not os.path.isfile(program) or not os.access(program, os.X_OK):
-            raise ConfigError(
-                f"starts {program!r}, which is no program that user {os.geteuid()} may run", path="notify.command"
-            )
+            text = f"starts {program!r}, which is no program that user {os.geteuid()} may run"
+            own = "; rlinf-head.service has a /tmp of its own" if program.startswith(("/tmp/", "/var/tmp/")) else ""
+            raise ConfigError(f"{text}{own}", path="notify.command")
     if notify.webhook and notify.webhook_file:
         raise ConfigError("is given, and webhook_file too: give one", path="notify.webhook")
     if notify.token_file and not (notify.webhook or notify.webhook_file):

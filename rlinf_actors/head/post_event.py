@@ -2,7 +2,7 @@
 name that does not resolve and a proxy hold up nothing, and a time limit holds. It imports the standard library only.
 
 The process reads one JSON object from stdin, because it has secrets: "url", "token" ("" for none), "timeout_s" and
-"event". Exit code 0 if the server answered 2xx; else 1 and one line on stderr, without the URL and the token.
+"event". Exit code 0 if the server answered 2xx; else FAILED and one line on stderr, without the URL and the token.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import sys
 import urllib.error
 import urllib.request
 from typing import Any
+
+FAILED = 75
+"""Exit code that Python itself does not have."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -35,10 +38,10 @@ def main() -> int:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         text = getattr(reason, "strerror", None) or type(reason).__name__  # its own text may have the URL
         sys.stderr.write(f"the server cannot be reached: {text}\n")
-        return 1
+        return FAILED
     if not 200 <= status < 300:
         sys.stderr.write(f"the server answered with status {status}\n")
-        return 1
+        return FAILED
     return 0
 
 

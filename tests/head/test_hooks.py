@@ -220,7 +220,7 @@ async def test_page_gets_the_event_and_the_token_and_shows_no_secret(tmp_path, m
     private(tmp_path / "url", "http://127.0.0.1:1/secret-path")
     made[0].tell()
     (state,) = await made[0].idle()
-    assert "cannot be reached: Connection refused" in state.fault
+    assert state.fault == "the server cannot be reached: Connection refused"
     assert "secret" not in state.fault + caplog.text
     assert state.failed == 4
 
@@ -233,6 +233,7 @@ async def test_page_gets_the_event_and_the_token_and_shows_no_secret(tmp_path, m
     [
         (Notify(command=("hook",)), "notify.command", "absolute path"),
         (Notify(command=("/no/such",)), "notify.command", "no program"),
+        (Notify(command=("/tmp/no/such",)), "notify.command", "no program .* has a /tmp of its own"),
         (Notify(webhook="ftp://x/y"), "notify.webhook", "https://HOST"),
         (Notify(webhook="http://x:y/"), "notify.webhook", "https://HOST"),
         (Notify(webhook="http://x/\n"), "notify.webhook", "https://HOST"),
