@@ -14,10 +14,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from year_faults import EARLY, ENDING, FAULTS, SHORT, Fault, a_day_passes
+from year_faults import (
+    EARLY,
+    ENDING,
+    FAULTS,
+    SHORT,
+    Fault,
+    a_day_passes,
+    head_killed,
+    hooks_fail,
+    node_stands_still,
+    settled_hooks,
+)
 from year_site import AGENTD, DRIVERS, HEAD, WORKERS, Driver, Machine, Site, site, systemd_box
-from year_sizes import Sizes, unreached
+from year_sizes import JOBS, Sizes, unreached
 
+from rlinf_actors.cluster.event_stream import EventCursor
+from rlinf_actors.head import notify
 from rlinf_actors.net.host import HeldPorts
 
 WHY_NOT = systemd_box.unusable()
@@ -108,6 +121,16 @@ def plan(faults: Sequence[Fault]) -> list[list[Fault]]:
     return [[*sparing, *rounds[0]], *rounds[1:]]
 
 
+def hooks_told_all(cluster: Site) -> None:
+    """Check that both hooks of the head have told of all events of their kinds since they work, in their order."""
+    settled_hooks(cluster)
+    events = [event for answer in cluster.read(EventCursor(None, cluster.told_since)) for event in answer.events]
+    wanted = {event.seq: event.kind for event in events if event.kind in notify.DEFAULT_KINDS}
+    assert wanted
+    for name, told in cluster.hooks.told().items():
+        assert [seq for seq in told if seq in wanted] == list(wanted), f"{name} of [notify]"
+
+
 def leftovers(machine: Machine) -> list[str]:
     """Return what ended jobs have left on a machine: sockets, cgroups, and processes that are neither daemons nor idle
     templates.
@@ -140,9 +163,13 @@ def test_year_leaves_nothing_and_explains_each_failure(cluster: Site, request: p
         for name, told in sizes.told().items():
             figures.add(name, told)
         figures.add("jobs and faults", f"{year.jobs} jobs, {year.faults} faults in {time.monotonic() - begun:.0f} s")
-        figures.done(year.jobs, request.config.option.year_jobs, "jobs")
+        figures.done(year.jobs, JOBS, "jobs")
         assert sizes.grown() == []
     year.settle()
+    if every is not SHORT:
+        node_stands_still(cluster)
+    if hooks_fail in faults and head_killed in faults:
+        hooks_told_all(cluster)
     for machine in cluster.machines:
         assert leftovers(machine) == []
     for machine in cluster.machines:

@@ -115,6 +115,53 @@ def head_killed(site: Site, driver: Driver) -> None:
     works(driver, "workers outlive the head")
 
 
+def robots_stopped(site: Site, driver: Driver | None = None) -> None:
+    since = site.last_event()
+    site.cli("estop", "--head", site.address, "--reason", "a hand in the cell")
+    site.event(lambda event: event.kind == "estop" and "a hand in the cell" in event.text, since)
+    site.cli("estop", "--head", site.address, "--release")
+
+
+def hooks_fail(site: Site, driver: Driver) -> None:
+    """The program of [notify] does what its sandbox forbids, and its page is down. The next head has both mended."""
+    robots_stopped(site)
+    states = {hook["name"]: hook for hook in settled_hooks(site)}
+    shown = site.cli("status")
+    for name, why in (
+        ("command", "/var/log/told: Read-only file system"),
+        ("webhook", "the server cannot be reached: Connection refused"),
+    ):
+        assert states[name]["sent"] == 0, states
+        assert re.search(f"notify +{name}: 0 sent, 1 failed; the last one: .*{why}", shown), shown
+        journal = site.one.run("journalctl", "--no-pager", "-p", "err", "-u", HEAD, "-g", rf"\[notify\] {name} failed")
+        assert why in journal, journal
+    site.hooks.mend()
+    site.told_since = site.last_event()
+
+
+def settled_hooks(site: Site) -> list[dict[str, object]]:
+    """Wait until no event waits for a hook, and return the states of the hooks."""
+    looks: list[list[dict[str, object]]] = []
+
+    def settled() -> bool:
+        looks.append(site.json("status")["hooks"])
+        return not any(hook["waiting"] for hook in looks[-1])
+
+    assert pace.again_like(settled, True), looks[-1]
+    return looks[-1]
+
+
+def node_stands_still(site: Site) -> None:
+    """A whole machine stops for longer than the lease, while no job runs there."""
+    since, freezer = site.last_event(), site.two.box.cgroup / "cgroup.freeze"
+    freezer.write_text("1")
+    try:
+        site.event(of_node(site.two, "node_lost", "it was silent for"), since)
+    finally:
+        freezer.write_text("0")
+    site.event(of_node(site.two, "node_joined", "is here"), since)
+
+
 def node_drained(site: Site, driver: Driver) -> None:
     since = site.last_event()
     site.cli("node", "drain", "two", "--reason", "a new disk")
@@ -185,16 +232,16 @@ def disk_full(site: Site, driver: Driver) -> None:
     assert re.search("bytes of output are missing here", logs(site, driver, 1)), "the file says what is missing"
 
 
-EARLY: tuple[Fault, ...] = (head_killed, first_agentd_killed)
+EARLY: tuple[Fault, ...] = (hooks_fail, head_killed, first_agentd_killed)
 """Faults that restart the processes whose memory is compared: only before the comparison."""
 FAULTS: tuple[Fault, ...] = (
     worker_killed, agentd_killed, driver_killed, worker_stops, worker_exits, logs_rotated, driver_raises, upgraded,
-    node_drained, key_rotated, worker_hangs, disk_full, a_day_passes,
+    node_drained, key_rotated, worker_hangs, disk_full, a_day_passes, robots_stopped,
 )  # fmt: skip
 ENDING: tuple[Fault, ...] = (worker_killed, driver_killed, worker_exits, driver_raises)
 """Faults that end their job."""
 SHORT: tuple[Fault, ...] = (
-    head_killed, upgraded, worker_stops, disk_full, key_rotated, worker_hangs, worker_killed, driver_killed,
-    driver_raises,
+    hooks_fail, head_killed, upgraded, worker_stops, disk_full, key_rotated, robots_stopped, worker_hangs,
+    worker_killed, driver_killed, driver_raises,
 )  # fmt: skip
 """The faults of the short form: those after worker_hangs end the three jobs."""

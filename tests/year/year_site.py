@@ -34,6 +34,7 @@ sys.path[:0] = [str(HERE.parent / "agentd"), str(HERE.parent / "security")]
 
 import mapped_kit  # noqa: E402
 import systemd_box  # noqa: E402
+from year_hooks import Hooks  # noqa: E402
 
 AGENTD, WORKERS, HEAD = "rlinf-agentd", "rlinf-workers", "rlinf-head"
 PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.executable} -m rlinf_actors.cli.main"}
@@ -42,6 +43,12 @@ DRIVERS = {"driver-a": "lab-a", "driver-b": "lab-b", "driver-c": "root"}
 LOG_DISK = 16 << 20
 LOG_TOTAL = LOG_DISK // 2
 """Bytes of log files that agentd keeps."""
+ETC = """mount -t tmpfs etc {place}
+mkdir -p {place}/upper/rlinf-actors {place}/work
+mount -t overlay overlay -o lowerdir=/etc,upperdir={place}/upper,workdir={place}/work /etc"""
+"""Lets a machine have an /etc/rlinf-actors of its own."""
+HEAD_ID = 61041
+"""Of the head's user and group."""
 NEXT = "0.1.0+next"
 """The version to which nodes are upgraded."""
 CONFIG = """
@@ -139,6 +146,8 @@ class Site:
     def __init__(self, place: Path, machines: list[Machine], address: str) -> None:
         self.place, self.machines, self.address = place, machines, address
         self.drivers: list[Driver] = []
+        self.hooks: Hooks
+        self.told_since = 0  # the number of the last event before the hooks work
 
     @property
     def one(self) -> Machine:
@@ -163,34 +172,23 @@ class Site:
         own = {"RLINF_ACTORS_KEYS": str(self.place / keys), "RLINF_HEAD": self.address}
         return mock.patch.dict(os.environ, {**clean, **own}, clear=True)
 
-    def join(self, machine: Machine, folder: str, *enroll: str) -> None:
-        """Enroll a member, and join as that member on its machine."""
+    def join(self, folder: str, *enroll: str) -> None:
+        """Enroll a member, and join as that member, whose keys are then in *folder*."""
         token = json.loads(self.cli("keys", "enroll", *enroll, "--json"))["token"]
-        command = (
-            sys.executable,
-            "-m",
-            "rlinf_actors.cli.main",
-            "keys",
-            "join",
-            "--dir",
-            str(self.place / folder),
-            token,
-        )
-        said = machine.run(*command, PYTHONPATH=str(ROOT))
-        assert (self.place / folder).is_dir(), said
+        self.cli("keys", "join", "--dir", str(self.place / folder), token)
 
     def json(self, *arguments: str) -> object:
         return json.loads(self.cli(*arguments, "--json"))
 
     def last_event(self) -> int:
         """Return the number of the newest event."""
-        return self._read(EventCursor(None, None), 1)[-1].next
+        return self.read(EventCursor(None, None), 1)[-1].next
 
     def dropped_events(self) -> int:
         """Return how many events the head has dropped, because its event log was full."""
-        return sum(answer.missing for answer in self._read(EventCursor(None)))
+        return sum(answer.missing for answer in self.read(EventCursor(None)))
 
-    def _read(self, cursor: EventCursor, most: int | None = None) -> list[Events]:
+    def read(self, cursor: EventCursor, most: int | None = None) -> list[Events]:
         """Return the head's answers to a reader of the event log, up to its end, or the first *most*."""
         answers: list[Events] = []
 
@@ -271,6 +269,9 @@ def site(place: Path, port: int) -> Iterator[Site]:
     place.chmod(0o711)
     (place / "hw.json").write_text("{}")
     mapped_kit.make_accounts(place)
+    for file, line in (("passwd", f"{HEAD_ID}:{HEAD_ID}::/:/bin/false"), ("group", f"{HEAD_ID}:")):
+        with open(place / file, "a") as accounts:
+            accounts.write(f"{HEAD}:x:{line}\n")
     address = f"127.0.0.1:{port}"
     made = Site(place, [], address)
     made.cli("keys", "init", "--dir", str(place / "head"), "--name", "kim")
@@ -282,18 +283,22 @@ def site(place: Path, port: int) -> Iterator[Site]:
             made.machines.append(Machine(name, stack.enter_context(_boot(place, name, keys, address)), {}))
         for file in ("head.key", "driver.key"):
             shutil.copy2(place / "head" / file, place / "keys-one" / file)
+        made.hooks = Hooks(made.one.root, HEAD_ID)
+        stack.callback(made.hooks.close)
         made.one.box.ctl("start", HEAD)
         for number, machine in enumerate(made.machines):
-            made.join(machine, f"keys-{machine.name}/root", machine.name, "--user", "root")
+            made.join(f"keys-{machine.name}/root", machine.name, "--user", "root")
             (place / f"{machine.name}.toml").write_text(
                 CONFIG.format(address=address, name=machine.name, rank=number, place=place, users=_users(),
                               log_total_gb=LOG_TOTAL / (1 << 30))
             )  # fmt: skip
             machine.run("mkdir", "-p", "/var/log/rlinf-agentd")
             machine.run("mount", "-t", "tmpfs", "-o", f"size={LOG_DISK},mode=755", "logs", "/var/log/rlinf-agentd")
-            machine.box.ctl("start", AGENTD)
+            machine.box.ctl("start", "--no-block", AGENTD)
+        for machine in made.machines:
+            machine.box.ctl("start", AGENTD)  # waits
         for driver in DRIVERS:
-            made.join(made.one, driver, driver, "--driver")
+            made.join(driver, driver, "--driver")
         stack.callback(made.close)
         yield made
 
@@ -309,7 +314,8 @@ def _boot(place: Path, name: str, keys: Path, address: str) -> Iterator[systemd_
     files = {
         unit: unit_files.text(unit, PROGRAMS).replace("/etc/rlinf-actors/keys", str(keys)) for unit in unit_files.UNITS
     }
-    head = f"User=root\nPrivateTmp=no\nProtectSystem=full\nEnvironment=RLINF_ACTORS_LISTEN={address}\n"
+    shown = " ".join(sorted({str(ROOT), sys.prefix, sys.base_prefix}))  # a checkout may be below /tmp
+    head = f"BindReadOnlyPaths={shown}\nEnvironment=RLINF_ACTORS_LISTEN={address}\n"
     files[f"{unit_files.HEAD}.d/test.conf"] = paths + head
     files[f"{unit_files.ROOT_AGENTD}.d/test.conf"] = f"{paths}Environment=RLINF_ACTORS_CONFIG={place}/{name}.toml\n"
     files[f"{unit_files.ROOT_WORKERS}.d/test.conf"] = paths
@@ -318,8 +324,10 @@ def _boot(place: Path, name: str, keys: Path, address: str) -> Iterator[systemd_
     own.mkdir(mode=0o711)
     for file in ("passwd", "group"):
         shutil.copy2(place / file, own / file)
+    (own / "etc").mkdir()
     (own / "machine-id").write_text(f"{hashlib.sha256(name.encode()).hexdigest()[:32]}\n")
-    accounts = f"{sys.executable} {HERE.parent}/security/mapped_agentd.py {own}"
+    accounts = ETC.format(place=own / "etc")
+    accounts += f"; {sys.executable} {HERE.parent}/security/mapped_agentd.py {own}"
     accounts += f"; mount --bind {own}/machine-id /etc/machine-id; mount -t tmpfs -o mode=1777 shm /dev/shm"
     with systemd_box.box(files, "", accounts) as started:
         yield started
@@ -328,7 +336,7 @@ def _boot(place: Path, name: str, keys: Path, address: str) -> Iterator[systemd_
 def _next_version(code: Path) -> None:
     """Copy the code to *code*, as a later version."""
     for package in ("rlinf_actors", "agentd"):
-        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, code / package)  # what is compiled, too: no process writes that here
     file = code / "rlinf_actors" / "version.py"
     text = file.read_text()
     file.write_text(text.replace('VERSION = "0.1.0"', f'VERSION = "{NEXT}"'))
