@@ -292,6 +292,11 @@ class Admission:
         if peer not in self._addresses:
             self._addresses[peer] = address_of(frame)
 
+    def forget(self, peer: bytes) -> None:
+        """Forget an identity whose connection has ended."""
+        self._owners.pop(peer, None)
+        self._addresses.pop(peer, None)
+
     def address_of(self, peer: bytes) -> str:
         """Return the address of *peer*, "" if it is not known."""
         return self._addresses.get(peer, "")

@@ -30,6 +30,10 @@ LOOK_BYTES = 1 << 20
 """Bytes that are sent by a connection before the kernel is asked again how many of them have left."""
 SHUT_OUT_S = 30.0
 """Seconds for which a member gets no new connection after one of its connections was closed. The others stay open."""
+ENDED_S = 60.0
+"""Seconds for which a connection that has ended is remembered: messages that came by it may wait to be handled."""
+LOOKS = 4
+"""Connections that are looked at for each new one, to find those that have ended."""
 _SEALED = 33
 """Bytes that CURVE adds to a message; ZMTP adds 2, or 9 from 256 bytes on."""
 
@@ -42,6 +46,7 @@ class _Connection(msgspec.Struct):
     looked: int  # `given` when the kernel was asked last
     unread: int = 0
     closing: bool = False
+    ended: float = 0.0  # when it was noticed; `fd` is -1 since then
 
 
 class Connections:
@@ -50,11 +55,18 @@ class Connections:
     Args:
         disconnector: closes them.
         on_closed: called with key, address and reason when a connection is about to be closed.
+        on_forgotten: called with the identity of a peer whose connection has ended.
     """
 
-    def __init__(self, disconnector: Disconnector, on_closed: Callable[[str, str, str], object]) -> None:
+    def __init__(
+        self,
+        disconnector: Disconnector,
+        on_closed: Callable[[str, str, str], object],
+        on_forgotten: Callable[[bytes], object],
+    ) -> None:
         self._disconnector = disconnector
         self._on_closed = on_closed
+        self._on_forgotten = on_forgotten
         self._connections: collections.OrderedDict[bytes, _Connection] = collections.OrderedDict()
         self._of_key: dict[str, dict[bytes, None]] = {}
         self._unread: collections.Counter[str] = collections.Counter()
@@ -89,6 +101,8 @@ class Connections:
         key = str(frame.get("User-Id"))
         self._connections[peer] = _Connection(fd, address, key, sent, sent)
         self._of_key.setdefault(key, {})[peer] = None
+        for _ in range(LOOKS):
+            self._look_at_oldest()
         if len(self._connections) > IDENTITIES:
             self._forget(next(iter(self._connections)))
         return False
@@ -132,11 +146,26 @@ class Connections:
             if address == known.address:
                 sent = moved(self._borrowed.connection)[0]
             else:  # it has ended, and libzmq keeps nothing for it
-                sent, known.fd = known.given, -1
+                sent, known.fd, known.ended = known.given, -1, clock()
         known.looked = known.given = max(known.given, sent)
         self._unread[known.key] -= known.unread
         known.unread = known.given - sent if sent else 0  # an old kernel does not say
         self._unread[known.key] += known.unread
+
+    def _look_at_oldest(self) -> None:
+        """Forget the connection that was looked at longest ago if it has ended ENDED_S ago. libzmq does not report
+        every end. Each new connection has LOOKS looked at, so those that have ended are never many.
+        """
+        peer, known = next(iter(self._connections.items()))
+        if known.fd >= 0:
+            with self._borrowed.on(known.fd, self._disconnector.ports) as address:
+                if address != known.address:
+                    known.fd, known.ended = -1, clock()
+        elif clock() - known.ended >= ENDED_S:  # a peer that is back by another connection has another entry
+            self._forget(peer)
+            self._on_forgotten(peer)
+            return
+        self._connections.move_to_end(peer)
 
     def _forget(self, peer: bytes) -> None:
         known = self._connections.pop(peer, None)

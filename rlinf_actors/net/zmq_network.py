@@ -182,7 +182,7 @@ class ZmqListener(Socket):
         super().__init__(network, zmq.ROUTER, on_message, on_failed, on_any_thread)
         if verbs is not None:
             self._disconnector = Disconnector(self._loop)
-            self._connections = Connections(self._disconnector, self._closing)
+            self._connections = Connections(self._disconnector, self._closing, self._forgotten)
             self._fair = FairInbox(verbs, self._connections, lambda: call_soon(self._loop, self._drain))
             self._socket.setsockopt(zmq.RCVHWM, RECEIVED)
         self._paths: list[tuple[str, int]] = []  # of unix sockets, with their inodes
@@ -249,6 +249,10 @@ class ZmqListener(Socket):
         if self._gate is not None:
             member = self._gate.admit(key)
             call_soon(self._loop, self._gate.refused, key, address, f"{member or 'a member'}: {why}")
+
+    def _forgotten(self, peer: bytes) -> None:
+        if self._admission is not None:
+            self._admission.forget(peer)
 
     def member_of(self, peer: bytes) -> Member | None:
         return LOCAL if self._admission is None else self._admission.member_of(peer)

@@ -94,3 +94,22 @@ async def test_member_beyond_its_bytes_is_refused_by_name_of_the_limit(head, con
     client = head.client(good)
     assert await client.request(driver_hello("i1", "good"), 10, first=True)
     assert await client.request(GetStatus(), 10)
+
+
+async def test_connections_that_have_ended_are_forgotten(head, monkeypatch):
+    monkeypatch.setattr(unread, "ENDED_S", 0.0)
+    pair = await head.listed("driver", "often")
+    stays = head.client(pair)
+    assert await stays.request(GetStatus(), 10)
+    listener = head.server._server._listener
+    standing = set(listener._connections._connections)
+    for _ in range(60):
+        client = head.client(pair)
+        assert await client.request(GetStatus(), 10)
+        client.close()
+    assert len(listener._connections._connections) < 30
+    assert len(listener._admission._owners) < 30
+    assert len(listener._admission._addresses) < 30
+    assert len(standing) == 2
+    assert standing <= listener._connections._connections.keys() & listener._admission._owners.keys()
+    assert await stays.request(GetStatus(), 10)
