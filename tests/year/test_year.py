@@ -36,10 +36,10 @@ from rlinf_actors.net.host import HeldPorts
 WHY_NOT = systemd_box.unusable()
 pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
-BURST = 400
+BURST = 800
 """Small jobs of each user at a time, until the bounds are reached. Their log files fit on the small disk."""
-SMALL = 8
-"""Small jobs of each user in each later round."""
+SMALL = 64
+"""Small jobs of each user in each later round: so many that their events, which are short, remain most of the log."""
 
 
 @pytest.fixture
@@ -88,11 +88,11 @@ class Year:
     def reach_the_bounds(self) -> None:
         """Run small jobs until the daemons keep nothing of the first ones."""
         while unreached(self.cluster, self.jobs):
-            self.small(BURST)
+            self.small(BURST, 2)
             self.round([a_day_passes])
 
-    def small(self, count: int) -> None:
-        self.cluster.run_small(f"small-{self.jobs}", count)
+    def small(self, count: int, at_once: int = 1) -> None:
+        self.cluster.run_small(f"small-{self.jobs}", count, at_once)
         self.jobs += count * len(DRIVERS)
 
     def go_on(self, faults: Sequence[Fault], minutes: float, sizes: Sizes) -> None:

@@ -19,7 +19,7 @@ import time
 
 from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Worker, WorkerGroup
 
-WITH_WORKERS = 8
+WITH_WORKERS = 16
 """Of so many small jobs, one has workers."""
 
 

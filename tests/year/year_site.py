@@ -41,7 +41,7 @@ PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.
 DRIVERS = {"driver-a": "lab-a", "driver-b": "lab-b", "driver-c": "root"}
 """The user of each driver's workers."""
 LOG_DISK = 16 << 20
-LOG_TOTAL = LOG_DISK // 2
+LOG_TOTAL = LOG_DISK // 4
 """Bytes of log files that agentd keeps."""
 ETC = """mount -t tmpfs etc {place}
 mkdir -p {place}/upper/rlinf-actors {place}/work
@@ -231,9 +231,13 @@ class Site:
         env = {"RLINF_HEAD": self.address, "RLINF_ACTORS_KEYS": str(self.place / driver), "PYTHONPATH": str(ROOT)}
         return Driver(driver, arguments[0], self.one.box.popen(*command, **env))
 
-    def run_small(self, name: str, count: int) -> None:
-        """Run so many small jobs of each user, and wait for their ends."""
-        started = [self._start(driver, f"{name}-{driver}", str(count)) for driver in DRIVERS]
+    def run_small(self, name: str, count: int, at_once: int = 1) -> None:
+        """Run so many small jobs of each user, *at_once* at a time, and wait for their ends."""
+        started = [
+            self._start(driver, f"{name}-{number}-{driver}", str(count // at_once))
+            for driver in DRIVERS
+            for number in range(at_once)
+        ]
         self.drivers += started
         for driver in started:
             said = driver.answer()
@@ -253,14 +257,17 @@ class Site:
             driver.process.communicate()
 
 
+def stats(place: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield path and status of each file below *place*. What is removed meanwhile is left out."""
+    for directory, _, names in os.walk(place):
+        for path in (os.path.join(directory, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                yield path, os.lstat(path)
+
+
 def size(place: Path) -> int:
     """Return the bytes on the disk of all files below *place*."""
-    total = 0
-    for directory, _, names in os.walk(place):  # what is removed meanwhile is left out
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-    return total
+    return sum(found.st_blocks * 512 for _, found in stats(place))
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ MORE: Mapping[str, tuple[float, str]] = {
     "threads": (2, ""),
     "logs": (1.5, "MiB"),
     "state": (1.0, "MiB"),
+    "audit log": (1.0, "MiB"),
     "run directories": (0.1, "MiB"),
     "shared memory": (0.0, "MiB"),
 }
@@ -36,7 +37,7 @@ MORE: Mapping[str, tuple[float, str]] = {
 memory: the texts of 10,000 events differ in length, and malloc places them anew. A leak of 1 KiB for each job exceeds
 it in ten minutes. descriptors: connections of drivers that have just ended, and of commands. threads: those of
 asyncio's executor, which start with the load. logs: workers that live when the limit is applied keep theirs. state:
-SQLite writes pages to its log until a checkpoint; an audit log gets a line of each member in 5 s.
+SQLite writes pages to its log until a checkpoint. audit log: after its share each member may write a line in 5 s.
 """
 
 
@@ -102,12 +103,13 @@ def _held(site: Site) -> dict[str, float]:
         held |= _process(machine, AGENTD)
         held |= _templates(machine)
         held |= {f"{what} of {machine.name}": size(machine.root / place) / MIB for what, place in PLACES}
+    held[f"state of {site.one.name}"] -= held[f"audit log of {site.one.name}"]
     return held
 
 
 PLACES = (
-    ("logs", f"var/log/{AGENTD}"), ("state", "var/lib"), ("run directories", "run/rlinf-agentd"),
-    ("shared memory", "dev/shm"),
+    ("logs", f"var/log/{AGENTD}"), ("state", "var/lib"), ("audit log", f"var/lib/{HEAD}/audit"),
+    ("run directories", f"run/{AGENTD}"), ("shared memory", "dev/shm"),
 )  # fmt: skip
 
 
