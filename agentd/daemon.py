@@ -145,9 +145,8 @@ class Daemon:
         if not self._handing_over and not self._config.embedded:
             directory.remove_if_unused()  # before the lock is free: the next agentd makes a new one
         directory.close()
-        if (
-            self._orphaned or self._config.of_run
-        ):  # a living driver keeps the logs after a failure, and removes the directory itself
+        # a living driver keeps the logs after a failure, and removes the directory itself
+        if self._orphaned or self._config.of_run:
             from rlinf_actors.kept_logs import keep
 
             parent = Settings.load().kept_logs
