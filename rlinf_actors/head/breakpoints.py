@@ -33,12 +33,11 @@ class BreakpointLog:
         """Log that a worker has left the breakpoint of *before*, and has reached that of *now*. A step of the debugger
         is no event.
         """
-        spec, place = worker.spec, now.breakpoint
-        if bool(place) == bool(before.breakpoint) and now.stop == before.stop:
+        spec, place, left = worker.spec, now.breakpoint[:PLACE_CHARS], before.breakpoint[:PLACE_CHARS]
+        if bool(place) == bool(left) and now.stop == before.stop:
             return
-        if before.breakpoint:
-            text = f"goes on after a breakpoint at {before.breakpoint}"
-            self._note("breakpoint_left", node, worker, before.breakpoint, text)
+        if left:
+            self._note("breakpoint_left", node, worker, left, f"goes on after a breakpoint at {left}")
         if place:
             owning = self._head.groups.of_worker(worker.id)
             owner = owner_of(self._head, owning) if owning is not None else ""
