@@ -24,7 +24,7 @@ from rlinf_actors import Channel, Cluster, EndedError, GroupClosedError, NodePla
 from rlinf_actors.testing import LocalCluster
 from tests.cli.terminal import terminal
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]  # a page has up to 14 commands
 
 STAND_FOR = {
     "GROUP": "actor", "NAME": "cell", "NODE": "node1", "gpu-1": "node0", "actors": "actor",

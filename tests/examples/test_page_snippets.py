@@ -25,7 +25,7 @@ import pytest
 from rlinf_actors import Cluster, ComponentPlacement
 from rlinf_actors.testing import LocalCluster
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]  # a page launches up to 8 groups
 
 ARMS = [{"node_rank": rank, "robot_ip": f"127.0.0.{rank + 1}", "disable_validate": True} for rank in range(2)]
 CONFIG = {
