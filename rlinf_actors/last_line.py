@@ -26,11 +26,14 @@ class LastLine:
     """The last line on stderr, as far as this process shows a wait there. Any thread.
 
     A terminal that takes no output (Ctrl-S) holds nobody up: the line is left out then.
+
+    Attributes:
+        shown: number of characters that the line has now, 0 if there is none.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shown = 0  # characters of the line that is shown now
+        self.shown = 0
         self._waits: list[object] = []
 
     def begin(self, wait: object) -> None:
@@ -61,11 +64,11 @@ class LastLine:
             if _is_terminal():
                 line = printable(text, _columns() - 1)  # a line that the terminal wraps could not be rewritten
                 _write(f"{self._erased()}{line}")
-                self._shown = len(line)
+                self.shown = len(line)
             elif _is_notebook():  # which knows no sequence that clears a line
                 line = printable(text, COLUMNS * 2)
-                _write(f"\r{line.ljust(self._shown)}")
-                self._shown = len(line)
+                _write(f"\r{line.ljust(self.shown)}")
+                self.shown = len(line)
             else:
                 _write(f"{prefix}{printable(text)}\n")
 
@@ -75,15 +78,15 @@ class LastLine:
             self._clear()
 
     def _clear(self) -> None:
-        if self._shown:
+        if self.shown:
             _write(self._erased())
-            self._shown = 0
+            self.shown = 0
 
     def _erased(self) -> str:
         """Return what clears the line that is shown now, and goes back to its begin."""
         if takes_sequences(sys.stderr):
             return "\r\x1b[2K"
-        return f"\r{' ' * self._shown}\r" if self._shown else "\r"
+        return f"\r{' ' * self.shown}\r" if self.shown else "\r"
 
 
 last_line = LastLine()

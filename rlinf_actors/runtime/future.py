@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import CallTimeoutError, SerializationError, UsageError
+from rlinf_actors.last_line import last_line
 from rlinf_actors.net import reading
 from rlinf_actors.net.idle_select import IdleSelect
 from rlinf_actors.net.loop import call_threadsafe
@@ -117,6 +118,8 @@ class Future(Generic[T]):
             done = self._block_until_done(timeout)
             if tracing is not None and span:
                 tracing.end(span)
+            if last_line.shown:
+                last_line.clear()  # else what the caller prints next would stand behind it
             if not done:
                 assert timeout is not None
                 raise self._timeout_error(timeout)
@@ -192,6 +195,8 @@ class Future(Generic[T]):
             try:
                 yield from woken
             finally:
+                if last_line.shown:
+                    last_line.clear()
                 if idle is not None:
                     idle.awaited -= 1
                 if not self._finished:  # cancelled

@@ -32,10 +32,8 @@ ASK_S = 5.0
 """Seconds after which the late workers are asked again what they do."""
 ANSWER_S = 12.0
 """Seconds that the head has to answer for a node."""
-_BESIDE = (CHANNEL_GROUPS, RELAY_GROUPS, "code@")
-"""Prefixes of groups of this library, which start beside those of the user. A put is confirmed before the group of its
-channel counts as up, so a line about that group could stand before what the driver prints next.
-"""
+_BESIDE = (RELAY_GROUPS, "code@")
+"""Prefixes of groups of this library that nobody waits for by themselves."""
 
 
 class GroupProgress:
@@ -102,8 +100,8 @@ class GroupProgress:
         ending = [group for group in self._groups if group.closing]
         if not ending and not all_waits():
             return None
-        parts = [f"{_up(group)} of {len(group.peers)} workers of {group.name} are up" for group in starting]
-        parts += [f"{_ended(group)} of {len(group.peers)} workers of {group.name} have ended" for group in ending]
+        parts = [f"{_up(group)} of {_all_of(group)} are up" for group in starting]
+        parts += [f"{_ended(group)} of {_all_of(group)} have ended" for group in ending]
         shown = progress.named("", parts)
         if not detailed:
             return Facts(shown)
@@ -140,6 +138,12 @@ class GroupProgress:
 
 def _is_shown(group: RemoteGroup) -> bool:
     return not group.gone.done() and (group.closing or not group.ready.done())
+
+
+def _all_of(group: RemoteGroup) -> str:
+    channel = group.name.removeprefix(CHANNEL_GROUPS)
+    whose = f"workers of {group.name}" if channel == group.name else f"hosts of channel {channel}"
+    return f"{len(group.peers)} {whose}"
 
 
 def _up(group: RemoteGroup) -> int:

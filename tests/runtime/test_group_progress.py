@@ -77,7 +77,7 @@ async def test_groups_that_end_are_shown_until_they_have_ended(shown):
 
 
 async def test_nothing_is_shown_to_a_driver_that_goes_on_nor_of_groups_of_the_library(shown, monkeypatch):
-    shown.add(group("channel@a", "starting"))
+    shown.add(group("code@a", "starting"))
     assert shown._task is None
     shown.add(group("actor", "starting"))
     monkeypatch.setattr(group_progress, "all_waits", list)

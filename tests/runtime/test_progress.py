@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.last_line import last_line
 from rlinf_actors.runtime import progress
+from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.progress import Facts, Lines, WaitLine, doing, nodes_facts, showing, showing_blocked
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.values import NodeReport, NodeState
@@ -104,6 +106,14 @@ def shown(monkeypatch):
         stream.close()
 
 
+def exactly(read: Callable[[], str], wanted: str) -> str:
+    """Read as much as *wanted* has: a terminal hands over its text in pieces."""
+    text = ""
+    while len(text) < len(wanted):
+        text += read()
+    return text
+
+
 async def test_a_terminal_is_clean_after_the_wait_and_faults_of_a_look_are_shown(shown):
     read = shown(True)
     looks = asyncio.Queue()
@@ -181,10 +191,11 @@ def test_a_thread_that_blocks_shows_its_wait_too(shown, monkeypatch):
         looked.set()
         return Facts("stopping a unit")
 
+    first = "\r\x1b[2Kstopping a unit, 0 s"
     with showing_blocked(look):
         looked.wait()
-        text = read()
-    assert text + read() == "\r\x1b[2Kstopping a unit, 0 s\r\x1b[2K"
+        assert exactly(read, first) == first
+    assert exactly(read, "\r\x1b[2K") == "\r\x1b[2K"
 
 
 class Notebook(io.StringIO):
@@ -200,3 +211,20 @@ def test_a_notebook_has_one_line_which_ends_with_the_wait(monkeypatch):
         line.show(Facts("2 of 3 nodes"), 2.0)
         line.show(Facts("3 of 3"), 3.0)
     assert sys.stderr.getvalue() == "\r2 of 3 nodes, 2 s\r3 of 3, 3 s      \r           \r"
+
+
+class Late(Promise[None]):
+    """Ends as soon as a thread waits for it."""
+
+    def _on_done(self, callback: Callable[[], object]) -> None:
+        super()._on_done(callback)
+        self.resolve(None)
+
+
+def test_the_line_is_removed_before_code_that_has_waited_prints(shown):
+    read = shown(True)
+    with WaitLine() as line:
+        line.show(Facts("1 of 2 hosts"), 2.0)
+        Late("a put").wait()
+        wanted = "\r\x1b[2K1 of 2 hosts, 2 s\r\x1b[2K"
+        assert exactly(read, wanted) == wanted
