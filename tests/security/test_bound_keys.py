@@ -39,7 +39,7 @@ def test_copied_key_does_not_take_a_running_node_over(here: Machine) -> None:
     # with --node-id and a false user: what a hostile program would say
     thief = Agentd(here, "thief", THIEF, "--node-id", id, says=str(VICTIM))
     here.until("refused", "has an agentd already")
-    victim.logged("another agentd says that it is this node")
+    victim.logged("says that it is this node")
     assert (thief.process.poll(), victim.process.poll()) == (None, None)
     assert here.nodes()[id]["incarnation"] == before["incarnation"]
 
