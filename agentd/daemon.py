@@ -279,12 +279,13 @@ class Daemon:
         if self._head_endpoint.startswith("tcp://"):
             host, port = split_address(self._head_endpoint, "--connect")
             if not self._config.ip:
+                from agentd import node_report
                 from rlinf_actors.net import host_names
 
                 try:
                     host = str((await host_names.resolve(host, port))[0][4][0])
                 except OSError as error:
-                    raise ConfigError(f"no route to {host}: {error.strerror or error}", path="--connect") from None
+                    raise node_report.no_route(host, error) from None
         return (*await probing, host)
 
     # --- serving ---

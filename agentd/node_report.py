@@ -28,7 +28,7 @@ from agentd.config_fields import Config
 from agentd.launch_plan import Rules, find_interpreter, process_environment
 from agentd.users import User, Users
 from rlinf_actors.config_files import read_text
-from rlinf_actors.errors import ConfigError
+from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.hardware.child_process import ChildEnd, fault_of, run_child
 from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
 from rlinf_actors.hardware.probe_report import ProbeReport
@@ -97,7 +97,7 @@ def address(config: Config, listen: str, head: str) -> str:
     listens; else this machine's address on the route to the head.
 
     *listen* is the host on which the head in this process listens, *head* the host of a head elsewhere; each is "" if
-    there is no such head. Raise ConfigError if there is no route to the head.
+    there is no such head. Raise RlinfActorsError if there is no route to the head.
     """
     if config.ip:
         return config.ip
@@ -111,7 +111,15 @@ def address(config: Config, listen: str, head: str) -> str:
     except OSError as error:
         if listen:
             return "127.0.0.1"  # every interface of a machine without a default route
-        raise ConfigError(f"no route to {head}: {error.strerror or error}", path="--connect") from None
+        raise no_route(head, error) from None
+
+
+def no_route(head: str, error: OSError) -> RlinfActorsError:
+    """Return the error that there is no route to the head's machine. It is no error of the configuration: the network
+    or its name service may come after agentd, which its unit then starts again.
+    """
+    why = error.strerror or error
+    return RlinfActorsError(f"no route to the head's machine, {head}: {why}; `rlinf-actors doctor` looks for the cause")
 
 
 def report(

@@ -128,6 +128,14 @@ def test_configuration_error_exits_with_78_and_one_line(place, arguments, text):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_head_whose_name_is_not_found_exits_with_69_so_that_the_unit_starts_it_again(place):
+    done = run(place, "--run-dir", str(place / "run"), "--connect", "no.such.host.invalid:1", "--insecure-test-network")
+    assert done.returncode == 69
+    assert "no route to the head's machine, no.such.host.invalid: " in done.stderr
+    assert "`rlinf-actors doctor`" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_unknown_key_exits_with_78_and_a_suggestion(place):
     (place / "agentd.toml").write_text("[node]\nlabel = {}\n")
     done = run(place, "--check-config")
