@@ -182,9 +182,11 @@ def test_each_disk_is_reported_once(tmp_path):
 def test_unreachable_head_fails(rlinf_leak_check, monkeypatch):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.2)
     said = doctor_machine._ask("127.0.0.1:1", Settings.load())
-    (finding,) = doctor_checks.head(dataclasses.replace(GOOD, head="127.0.0.1:1", head_error=said.error))
+    facts = dataclasses.replace(GOOD, head="127.0.0.1:1", head_error=said.error, head_fix=said.fix)
+    (finding,) = doctor_checks.head(facts)
     assert finding.status == "fail"
     assert "did not answer" in finding.text
+    assert "network" not in finding.fix
 
 
 def test_failure_exits_with_1_and_is_in_the_json(monkeypatch, capsys):

@@ -424,10 +424,10 @@ def _ask(endpoint: str, settings: Settings) -> HeadAnswer:
         if full.startswith("tcp://"):
             route_ip(full[6:].rpartition(":")[0].strip("[]"))
         status = fetch_status(full, settings)
+    except RlinfActorsError as error:  # before OSError: some of them are both
+        return HeadAnswer(error=str(error), fix=fix_of(error))
     except OSError as error:
         return HeadAnswer(error=f"there is no route to it: {error.strerror or error}", fix="look at the network")
-    except RlinfActorsError as error:
-        return HeadAnswer(error=str(error), fix=fix_of(error))
     left = None if status.key_ends_at is None else status.key_ends_at - status.at
     nodes = [node for node in status.nodes if node.state != "lost"]
     closed = tuple(node.closed for node in nodes if node.closed)
