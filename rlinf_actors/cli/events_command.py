@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import click
@@ -49,13 +49,26 @@ def parse_since(context: click.Context, parameter: click.Parameter, value: str) 
         return Since(ago_s=float(number * _UNITS[unit])) if unit else Since(number)
     clock = re.fullmatch(r"\d\d?:\d\d", value)
     try:
-        text = f"{date.today()} {value.rjust(5, '0')}" if clock else value.replace("Z", "+00:00")
-        return Since(at=datetime.fromisoformat(text).timestamp())
+        if clock:
+            return Since(at=last_time(value, datetime.now()).timestamp())
+        return Since(at=datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp())
     except (ValueError, OverflowError):
+        of_event = "the number of an event, nor " if "SEQ" in str(parameter.metavar) else ""
         raise click.BadParameter(
-            f"{value!r} is neither the number of an event, nor an age such as 30s, 10m, 2h or 1d, nor a time such as "
-            "14:30 or 2026-05-17T14:30"
+            f"{value!r} is neither {of_event}an age such as 30s, 10m, 2h or 1d, nor a time such as 14:30 or "
+            "2026-05-17T14:30"
         ) from None
+
+
+def last_time(clock: str, now: datetime) -> datetime:
+    """Return the last time, not later than *now*, at which a clock showed *clock*, HH:MM.
+
+    Raises:
+        ValueError: no clock shows that.
+    """
+    hour, minute = map(int, clock.split(":"))
+    today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return today if today <= now else today - timedelta(days=1)
 
 
 @click.command()
@@ -66,7 +79,7 @@ def parse_since(context: click.Context, parameter: click.Parameter, value: str) 
     default="0",
     metavar="SEQ|AGE|TIME",
     help="Only events after the event of this number, not older than an age (30s, 10m, 2h, 1d), or since a time "
-    "(14:30, 2026-05-17T14:30).",
+    "(2026-05-17T14:30, or 14:30 for the last time that a clock showed it).",
 )
 @click.option(
     "--last",
@@ -100,8 +113,9 @@ def events(
     as_json: bool,
     head: str | None,
 ) -> None:
-    """Show the event log: what joined, what ended, and why. Each event is one line. The head keeps the newest 10,000
-    events, also over its restarts; while it is away, -f waits for it and then goes on without a gap.
+    """Show the event log: what joined, what ended, and why. Each event is one line; below the death of a worker are
+    the last lines of its stderr. The head keeps the newest 10,000 events, also over its restarts; while it is away, -f
+    waits for it and then goes on without a gap.
     """
     cursor = EventCursor(namespace, since.seq, kinds, group, node)
     past = None if last is None else deque[ClusterEvent](maxlen=last)  # until the end of the log is reached

@@ -92,7 +92,7 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
     "--since",
     callback=_time,
     metavar="AGE|TIME",
-    help="Only output not older than an age (30s, 10m, 2h, 1d) or a time (14:30).",
+    help="Only output not older than an age (30s, 10m, 2h, 1d) or a time (14:30: the last such time).",
 )
 @click.option(
     "--lines",

@@ -6,12 +6,13 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 
 import pace
 import pytest
 
 from rlinf_actors.cli import app
-from rlinf_actors.cli.events_command import event_line
+from rlinf_actors.cli.events_command import event_line, last_time
 from rlinf_actors.cluster.event_stream import EventCursor
 from rlinf_actors.errors import UsageError
 from rlinf_actors.head.server import HeadServer
@@ -118,6 +119,13 @@ def test_a_wrong_option_is_a_usage_error(head, capsys, arguments):
     code, lines, err = run(capsys, *arguments)
     assert (code, lines) == (64, [])
     assert arguments[1] in err
+
+
+def test_a_time_of_the_day_is_the_last_such_time():
+    now = datetime(2026, 5, 17, 14, 30, 20)
+    assert last_time("14:30", now) == datetime(2026, 5, 17, 14, 30)
+    assert last_time("14:31", now) == datetime(2026, 5, 16, 14, 31)
+    assert last_time("0:00", now) == datetime(2026, 5, 17)
 
 
 def test_death_of_a_worker_is_followed_by_its_last_lines():

@@ -139,6 +139,7 @@ def test_lines_of_slices_are_whole_and_only_the_last_are_kept():
     [
         ([], "name a group"),
         (["env", "--since", "7"], "'7' is neither an age"),
+        (["env", "--since", "25:99"], "'25:99' is neither an age"),
         (["env", "-n", "many"], "'many' is neither a number nor 'all'"),
     ],
 )
