@@ -461,6 +461,7 @@ async def learn_nodes(
         infos = node_infos(states)
     else:
         asked = ask_nodes(config, states, lambda query: runtime.ask(query, Enumerated, ANSWER_S), runtime.host)
-        infos = await runtime.progress.during(asked, f"asking {len(states)} nodes for their hardware", always=True)
+        whom = f"{len(states)} node{'s' * (len(states) != 1)}"
+        infos = await runtime.progress.during(asked, f"asking {whom} for hardware", always=True)
         pieces = pieces_of(config, infos)
     return states, pieces, build_node_groups(config, infos)

@@ -386,7 +386,10 @@ def of_end(group: Group, states: Sequence[WorkerState]) -> Sliced[LogEvent]:
         died += sum(one.exit is not None and not orderly(group.name, one.exit) for one in some)
         if more:
             yield
-    how = f"{died} of its {len(states)} workers died" if died else f"its workers ({len(states)}) were stopped"
+    if len(states) == 1:
+        how = "its worker died" if died else "its worker was stopped"
+    else:
+        how = f"{died} of its {len(states)} workers died" if died else f"its workers ({len(states)}) were stopped"
     return of_group("group_ended", group, f"has ended; {how}")
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from cli_kit import node
+from cli_kit import example_status, node
 from msgspec.structs import replace
 from test_doctor import FACTS
 
 from rlinf_actors.cli.doctor import cluster_checks as checks
 from rlinf_actors.cli.doctor import node_checks as doctor_node_checks
-from rlinf_actors.cli.doctor.cluster import ClockOffset, ClusterFacts, End, Path, in_rounds, ring_and_star
+from rlinf_actors.cli.doctor.cluster import Asking, ClockOffset, ClusterFacts, End, Path, in_rounds, ring_and_star
 from rlinf_actors.wire.check_values import Holder, Interface, Interpreter, LogUse, PathAnswer, Transfer
 from rlinf_actors.wire.figure_values import DiskFigures
 from rlinf_actors.wire.key_messages import KeyLimits, Keys, KeyState
@@ -266,3 +266,18 @@ def test_agentds_of_one_machine_have_no_path():
     facts = cluster(2)
     nodes = [replace(one, report=replace(one.report, host="same")) for one in facts.nodes]
     assert ring_and_star(nodes, facts.facts) == []
+
+
+async def test_a_cluster_on_one_machine_says_why_no_path_was_tested():
+    facts = cluster(2)
+    nodes = [replace(one, report=replace(one.report, host="same")) for one in facts.nodes]
+    asking = Asking(None, replace(example_status(), nodes=nodes))  # type: ignore[arg-type]  # nothing is asked
+    asking.facts = facts.facts
+    untested = await asking.test_paths()
+    texts = [one.text for one in checks.diagnose_cluster(dataclasses.replace(facts, untested=untested))]
+    assert "paths between nodes: none was tested, because all nodes are on one machine" in texts
+
+
+def test_one_interface_is_counted_as_one():
+    texts = [one.text for one in checks.diagnose_cluster(cluster(1))]
+    assert "1 network interface is up and has no errors" in texts

@@ -36,6 +36,7 @@ PATHS_S = 60.0
 """Seconds after which no further round of tests begins."""
 MOST_NETWORKS = 3
 """Most networks of two nodes that are tested, beside that of their addresses at the head."""
+NO_PATHS = "none was tested, because all nodes are on one machine"
 CLOCK_TIMES = 3
 """Times that a node is asked for its time; the answer with the shortest round trip counts."""
 
@@ -190,6 +191,8 @@ class Asking:
         nodes = [node for node in self._asked if node.report.node_id in self.facts]
         rounds = in_rounds(ring_and_star(nodes, self.facts))
         self._to_test = sum(map(len, rounds))
+        if len(nodes) > 1 and not rounds:
+            return NO_PATHS
         begun = time.monotonic()
         for number, some in enumerate(rounds):
             if time.monotonic() - begun > PATHS_S:

@@ -261,7 +261,8 @@ def interfaces(cluster: ClusterFacts) -> list[Finding]:
             fix = "give both ends the same MTU: ip link set INTERFACE mtu SIZE"
             found.append(Finding("interfaces", WARN, f"{pair} have different MTUs: {texts}", fix))
     count = sum(len(facts.interfaces) for facts in cluster.facts.values())
-    return found or [Finding("interfaces", PASS, f"{count} network interfaces are up and have no errors")]
+    what = "1 network interface is up and has" if count == 1 else f"{count} network interfaces are up and have"
+    return found or [Finding("interfaces", PASS, f"{what} no errors")]
 
 
 def keys(cluster: ClusterFacts) -> list[Finding]:

@@ -83,7 +83,7 @@ def examine(head: str | None, paths: bool) -> tuple[list[Finding], MachineFacts,
         machine, cluster = inspect_machine(settings, head), ClusterFacts()
     findings += diagnose(machine)
     if machine.status is not None:
-        note(f"asking {machine.num_nodes} nodes ...")
+        note(f"asking {machine.num_nodes} node{'s' * (machine.num_nodes != 1)} ...")
         try:
             cluster = ask_cluster(machine.endpoint, settings, machine.status, paths)
             cluster = dataclasses.replace(cluster, here=machine.facts)
