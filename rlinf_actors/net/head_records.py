@@ -17,7 +17,6 @@ import os
 import re
 import socket
 import stat
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ import msgspec
 
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.socket_security import Security, is_tcp
+from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.protocol import printable
 
@@ -387,8 +387,7 @@ def _listener(path: str) -> int | None:
             return 0  # it stands still, and its queue is full
         except OSError:
             return None
-        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", peer)[0])
+        return peer_of(probe)[0]
 
 
 def _reachable(endpoint: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import random
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
 RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
+_HOST = re.compile(r"[A-Za-z0-9._-]+")
+"""What libzmq takes for a host's name."""
 LOOK_AGAIN_S = 0.5, 1.5
 """A random time between these passes before a name is looked up again: thousands of links may have lost one head."""
 
@@ -113,6 +117,8 @@ class NamedLink(ZmqLink):
         self._monitor = SocketMonitor(self._socket, self._loop, AT_CLIENT | RETRIED, self._on_event)
 
     def _begin(self) -> None:
+        if not _HOST.fullmatch(split_address(self._endpoint, "endpoint")[0]):
+            raise zmq.ZMQError(errno.EINVAL)
         self._look_up()
 
     def _on_event(self, event: int, value: int, address: str) -> None:

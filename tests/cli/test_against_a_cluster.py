@@ -82,7 +82,7 @@ def test_worker_is_shown_and_killed_and_channels_are_listed(local, capsys):
     (row,) = as_json(capsys, "channel", "show", "rollouts")
     assert [(key["key"], key["items"], key["size"]) for key in row["by_key"]] == [("'k'", 1, row["size"])]
     assert app.run(["channel", "show", "other"]) == 64
-    assert app.run(["group", "stop", "pids"]) == 0
+    assert app.run(["group", "stop", "pids", "--yes"]) == 0
 
 
 def test_worker_is_killed_in_a_terminal_after_a_question(local):

@@ -69,4 +69,4 @@ def test_detached_group_is_reachable_only_with_its_drivers_key(keyed):
     refused = keyed.cli("groups", "stop", "left", "--namespace", "standing", at="bob", code=64)
     assert "there is no group 'left' in namespace 'standing'" in refused.err  # it is not shown to others
     assert said(keyed, "ann", "find") == "[['it', 'too']]"
-    keyed.cli("groups", "stop", "left", at="ann")
+    keyed.cli("groups", "stop", "left", "--yes", at="ann")

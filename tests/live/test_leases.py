@@ -149,24 +149,19 @@ class OnWarning(logging.Handler):
 
 
 def test_ctrl_c_withdraws_a_waiting_launch(lab, local, tmp_path, monkeypatch):
-    handler, submit = OnWarning(), lab.runtime.io.submit
+    handler = OnWarning()
 
-    def interrupted(work):
-        future = submit(work)
-        waiting = future.result
+    class Interrupted:
+        """The wait of a launch, which ends by Ctrl-C once the launch waits for its hardware."""
 
-        def result(timeout=None):
-            future.result = waiting
+        def wait(self):
             assert handler.seen.wait(pace.PATIENCE_S)
             raise KeyboardInterrupt
-
-        future.result = result
-        return future
 
     with owner(tmp_path, local) as other:
         logging.getLogger("rlinf_actors.runtime.runtime").addHandler(handler)
         with monkeypatch.context() as patch:
-            patch.setattr(lab.runtime.io, "submit", interrupted)
+            patch.setattr("rlinf_actors.group.launcher.AsyncWork.of_future", lambda future, what: Interrupted())
             with pytest.raises(KeyboardInterrupt):
                 ah.Mover.create_group().launch(lab, ah.on(0), name="late", wait_for_hardware=600)
         logging.getLogger("rlinf_actors.runtime.runtime").removeHandler(handler)
