@@ -344,7 +344,8 @@ def _cloud_pickler(events: list[Any]) -> pickle.Pickler:
 @functools.lru_cache(maxsize=2)
 def _cloud_pickler_class(base: Any, torch_loaded: bool) -> Any:
     # a class attribute: the C pickler looks once, while it is made, and an instance's attribute comes too late
-    return type("Pickler", (base,), {"dispatch_table": base.dispatch_table.new_child(_reducers())})
+    table = {**_reducers(), types.CodeType: functools.partial(_reduce_code, base.dispatch_table[types.CodeType])}
+    return type("Pickler", (base,), {"dispatch_table": base.dispatch_table.new_child(table)})
 
 
 _cached: tuple[int, bool, Mapping[type, Callable[[Any], Any]]] = (-1, False, {})
@@ -365,6 +366,15 @@ def _reducers() -> _Table:
     if torch is None or not hasattr(torch, "Tensor"):
         return {memoryview: _reduce_memoryview}
     return {memoryview: _reduce_memoryview, torch.Tensor: _reduce_tensor}
+
+
+_NO_FILE = "<dynamic-code>"  # cloudpickle 3.1.3 writes it in place of the file: no traceback would show a source line
+
+
+def _reduce_code(reduce: Callable[[Any], Any], code: types.CodeType) -> Any:
+    # as cloudpickle does, with the name of the file
+    made, arguments = reduce(code)[:2]
+    return made, tuple(code.co_filename if type(one) is str and one == _NO_FILE else one for one in arguments)
 
 
 def _reduce_memoryview(view: memoryview) -> Any:

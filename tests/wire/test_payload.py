@@ -235,16 +235,18 @@ class TestByValue:
             def total(self):
                 return int(self.x.sum())
 
-        assert sent_and_received(Local()).total() == 6
+        back = sent_and_received(Local())
+        assert back.total() == 6
+        assert back.total.__func__.__code__.co_filename == __file__, "tracebacks show its lines"
 
-    def test_class_of_main_is_sent_by_value(self):
+    def test_class_of_main_is_sent_by_value_with_the_name_of_its_file(self, tmp_path):
         script = """
             import dataclasses, subprocess, sys
             from rlinf_actors.wire import payload
             @dataclasses.dataclass
             class Mine:
                 x: int
-                def double(self): return self.x * 2
+                def double(self): return (lambda: [self.x * 2, sys._getframe().f_code.co_filename])()
             parts = [bytes(part) for part in payload.encode([Mine(21)])]
             assert parts[0][:1] == b"C", parts[0][:1]
 
@@ -255,9 +257,10 @@ class TestByValue:
             code += "print(decode(AuthenticatedParts([sys.stdin.buffer.read()]))[0].double())"
             sys.exit(subprocess.run([sys.executable, "-c", code], input=parts[0], check=True).returncode)
         """
-        command = [sys.executable, "-c", textwrap.dedent(script)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout.strip()) == (0, "42"), done.stderr
+        path = tmp_path / "train.py"
+        path.write_text(textwrap.dedent(script))
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.strip()) == (0, f"[42, {str(path)!r}]"), done.stderr
 
     def test_code_of_another_python_version_is_refused_with_both_versions_named(self):
         parts = payload.encode(lambda: None)
