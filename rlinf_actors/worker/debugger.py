@@ -156,6 +156,7 @@ class Debugger:
         self._stops: deque[Stop] = deque()  # the first one has the turn
         self._last: Stop | None = None  # the one that was left last
         self._attachment = self._by = ""
+        self._logged = False  # that the newest attachment is at a breakpoint
         self._number = 0  # of the input that was taken last
         self._asks = False  # the newest attachment knows that the debugger waits for input
         self._asked: _Asked | None = None
@@ -239,8 +240,8 @@ class Debugger:
     def asked(self, question: DebugQuestion, answer: Callable[[DebugAnswer], object]) -> None:
         """Answer a question of an attachment by *answer*: at once, or when there is something to say."""
         if question.attachment != self._attachment and question.number == 0:
-            self._log.info("%s attaches to %s", question.by, self.name)
             self._attachment, self._by, self._number, self._asks = question.attachment, question.by, 0, False
+            self._logged = False
         elif question.attachment != self._attachment:
             answer(DebugAnswer(question.worker, REPLACED, by=self._by))
             return
@@ -275,6 +276,9 @@ class Debugger:
         if asked is None:
             return
         answer = self._answer_to(asked.question)
+        if answer.state == WAITS and not self._logged:
+            self._logged = True
+            self._log.info("%s attaches to %s", self._by, self.name)
         said = answer.output and (not asked.question.stop or len(answer.output) == MAX_OUTPUT)
         if now or said or answer.state == OVER or answer.asks > self._asks:
             self._take()

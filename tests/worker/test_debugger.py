@@ -212,13 +212,16 @@ def test_newest_attachment_takes_over_and_the_one_before_is_told(scene):
     assert scene.say("c\n")[1].state == OVER
 
 
-def test_question_without_a_breakpoint_waits_and_is_answered_by_the_next_one(scene):
+def test_question_without_a_breakpoint_waits_and_is_answered_by_the_next_one(scene, caplog):
+    caplog.set_level(logging.INFO, "test")
     scene.send(wait_s=0.0)
     assert scene.take().state == FREE
+    assert "attaches" not in caplog.text
     scene.send()
     scene.run(add, 1)
     assert scene.take().state == WAITS
     scene.say("c\n")
+    assert caplog.messages.count("by s attaches to g:0") == 1
 
 
 def test_flood_of_output_is_bounded_and_says_what_is_left_out(scene):
