@@ -124,7 +124,7 @@ class Cluster(ClusterNames, TracedCluster, NodesTable):
         cancelled, the start is undone first. The arguments and errors are those of ``Cluster()``.
         """
         asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
-        return Connecting(_start_lock, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
+        return Connecting(_start_lock, partial(cls._open, asked, timeout), cls._undo, cls.__aexit__)
 
     @classmethod
     def _open(cls, asked: ClusterArguments, timeout: float | None, watch: Watch) -> Cluster:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -164,7 +165,7 @@ class Connecting(Generic[T]):
         lock: the StartLock of this process.
         start: starts the Cluster or returns the running one; it blocks, and is called on a thread of its own.
         undo: shuts down a Cluster that was started although the awaiting task was cancelled; it blocks.
-        close: shuts down the Cluster at the end of the ``async with`` block.
+        close: the ``__aexit__`` of the Cluster: shuts it down at the end of the ``async with`` block.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Connecting(Generic[T]):
         lock: StartLock,
         start: Callable[[Watch], T],
         undo: Callable[[T], None],
-        close: Callable[[T], Awaitable[None]],
+        close: Callable[[T, type[BaseException] | None, BaseException | None, TracebackType | None], Awaitable[None]],
     ) -> None:
         self._lock = lock
         self._start = start
@@ -207,9 +208,11 @@ class Connecting(Generic[T]):
     async def __aenter__(self) -> T:
         return await self._connect()
 
-    async def __aexit__(self, *_error: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._made is not None:
-            await self._close(self._made)
+            await self._close(self._made, kind, error, trace)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -256,6 +256,8 @@ def failure_of(error: BaseException) -> str:
     """Return how a script fails that ends by *error*, in one line; "" if it does not fail."""
     if isinstance(error, KeyboardInterrupt):
         return "its script was interrupted (Ctrl-C)"
+    if isinstance(error, asyncio.CancelledError):
+        return "its script was cancelled (Ctrl-C, or cancel() of its task)"
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return ""

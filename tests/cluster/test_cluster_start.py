@@ -24,6 +24,7 @@ class Starts:
         self.undone: list[object] = []
         self.current: object | None = None
         self.error: Exception | None = None
+        self.left_by: BaseException | None = None
 
     def start(self, watch):
         if self.current is None:
@@ -42,8 +43,9 @@ class Starts:
         self.undone.append(made)
         self.current = None
 
-    async def close(self, made):
+    async def close(self, made, kind, error, trace):
         self.undo(made)
+        self.left_by = error
 
     def connect(self):
         return Connecting(self.lock, self.start, self.undo, self.close)
@@ -104,6 +106,16 @@ async def test_a_failed_start_lets_the_next_one_try(starts):
     first, second = await asyncio.gather(*both, return_exceptions=True)
     assert isinstance(first, ValueError)
     assert starts.made == [second]
+
+
+async def test_the_cluster_learns_how_its_block_is_left(starts):
+    starts.held.set_result(None)
+    error = RuntimeError("the arm is gone")
+    with pytest.raises(RuntimeError, match="the arm is gone"):
+        async with starts.connect():
+            raise error
+    assert starts.left_by is error
+    assert starts.undone == starts.made
 
 
 async def test_cancelling_ends_the_start(starts):

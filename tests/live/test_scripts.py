@@ -196,6 +196,21 @@ class TestOutput:
         assert "because a call failed whose result nobody took" in done.stderr
         assert [path.read_text() for path in (tmp_path / "kept").rglob("g-0.out")] == ["before\nafter\n"]
 
+    def test_logs_are_kept_when_the_script_failed_in_an_async_with_block(self, tmp_path):
+        done = run(
+            tmp_path,
+            """
+            import asyncio
+            async def main():
+                async with Cluster.connect(num_nodes=1):
+                    raise RuntimeError("the arm is gone")
+            asyncio.run(main())
+            """,
+            RLINF_ACTORS_KEPT_LOGS=str(tmp_path / "kept"),
+        )
+        assert f"are kept in {tmp_path / 'kept'}" in done.stderr
+        assert "because the script failed" in done.stderr
+
     def test_log_directory_has_the_files_of_workers(self, tmp_path, head):
         done = run(
             tmp_path,

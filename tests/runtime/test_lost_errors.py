@@ -95,6 +95,7 @@ class Unspeakable(Exception):
         (SystemExit("x" * 1000), "its script exited with 'xx"),
         (SystemExit(0), "the process ends"),
         (SystemExit(), "the process ends"),
+        (asyncio.CancelledError(), "its script was cancelled (Ctrl-C, or"),
         (KeyboardInterrupt(), "its script was interrupted (Ctrl-C)"),
         (None, "the process ends"),
     ],
