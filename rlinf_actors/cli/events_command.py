@@ -119,9 +119,10 @@ def events(
     """
     cursor = EventCursor(namespace, since.seq, kinds, group, node)
     past = None if last is None else deque[ClusterEvent](maxlen=last)  # until the end of the log is reached
+    shown = False
 
     def show(answer: Events, found: list[ClusterEvent]) -> bool:
-        nonlocal past
+        nonlocal past, shown
         oldest = since.begins(answer.at)
         if found and found[0].kind == "events_missing" and answer.events and answer.events[0].at < oldest:
             del found[0]  # older ones than those that were asked for
@@ -131,11 +132,14 @@ def events(
             if answer.more:
                 return True
             found, past = list(past), None
+        shown = shown or bool(found)
         for event in found:
             echo(json_line(event_dict(event)) if as_json else event_line(event))
         return follow or answer.more
 
     read_events(head, cursor, follow, show)
+    if not shown and last != 0:
+        note("no event matches these options")
 
 
 def read_events(

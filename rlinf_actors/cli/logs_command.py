@@ -157,7 +157,7 @@ async def _show(endpoint: str, status: Status, target: str, job: str, node: str,
             where = f" on node {node}" if node else " on any node that answers"
             raise RlinfActorsError(f"there is no log file of {_what(target, job)}{where}")
         several = len({(source.job, source.worker, source.node.report.node_id) for source in sources}) > 1
-        failed = 0
+        failed, printed = 0, False
         if wanted.follow:
             async with TaskGroup() as tasks:
                 for source in sources:
@@ -165,12 +165,16 @@ async def _show(endpoint: str, status: Status, target: str, job: str, node: str,
             return
         for source in sources:
             try:
-                await _print(client, source, wanted, several)
+                printed = await _print(client, source, wanted, several) or printed
             except RlinfActorsError as error:
                 failed += 1
                 echo(plain(f"{source.worker} on {source.node.report.hostname}: {error}"), err=True)
         if failed:
             raise RlinfActorsError(f"{failed} of {len(sources)} log files were not read (above)")
+        if not printed and wanted.limit != 0:
+            stream = " on stderr" * wanted.only_err
+            why = " since that time" if wanted.since else ": the log files are empty"
+            note(plain(f"there is no output of {_what(target, job)}{stream}{why}"))
 
 
 def _what(target: str, job: str) -> str:
@@ -249,8 +253,11 @@ def _chosen(files: Sequence[tuple[NodeState, LogFile]], target: str, with_daemon
     )
 
 
-async def _print(client: Observer, source: Source, wanted: _Wanted, several: bool) -> None:
-    """Print a log file, and with --follow what comes after it, until its worker has ended."""
+async def _print(client: Observer, source: Source, wanted: _Wanted, several: bool) -> bool:
+    """Print a log file, and with --follow what comes after it, until its worker has ended. Return True if there was
+    output.
+    """
+    found = False
     lines = SlicedLines(partial(_line, source, several, wanted.as_json), wanted.limit)
     job = source.job if source.rank else None
     names = list(source.sizes)
@@ -267,6 +274,7 @@ async def _print(client: Observer, source: Source, wanted: _Wanted, several: boo
             if answer.lost:
                 note(plain(f"{source.worker}: some of its output is gone: its log files were renamed meanwhile"))
             lines.feed(answer.data)
+            found = found or bool(answer.data)
             question = msgspec.structs.replace(question, offset=answer.offset, inode=answer.inode, since=0.0)
             if answer.data:
                 continue
@@ -276,6 +284,7 @@ async def _print(client: Observer, source: Source, wanted: _Wanted, several: boo
                 lines.end(unfinished=False)
                 question = msgspec.structs.replace(question, wait_s=MAX_LOG_WAIT_S)
     lines.end()
+    return found
 
 
 def _line(source: Source, several: bool, as_json: bool, text: str) -> None:

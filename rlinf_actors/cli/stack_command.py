@@ -99,7 +99,8 @@ def select(status: Status, target: str, job: str) -> list[Place]:
     if not groups and (name or job):
         known = ", ".join(f"{group.name} of job {group.namespace}" for group in status.groups) or "none at all"
         what = " ".join(["group", *[repr(name)] * bool(name), *[f"of job {job!r}"] * bool(job)])
-        raise UsageError(f"there is no {what}; there are: {known}")
+        ended = f"; if it has ended, `rlinf-actors events --group {name}` says how it ended" if name else ""
+        raise UsageError(f"there is no {what}; there are: {known}{ended}")
     if name and len(groups) > 1:
         jobs = ", ".join(group.namespace for group in groups)
         raise UsageError(f"several jobs have a group {name!r}: say which by --job; there are: {jobs}")

@@ -101,8 +101,9 @@ def test_json_has_stable_keys(head, capsys):
     ],
 )
 def test_filters_are_sent_to_the_head(head, capsys, arguments, seen):
-    code, lines, _ = run(capsys, "--json", *arguments)
+    code, lines, err = run(capsys, "--json", *arguments)
     assert (code, [json.loads(line)["kind"] for line in lines]) == (0, seen)
+    assert err == ("" if seen or arguments == ["-n", "0"] else "no event matches these options\n")
 
 
 def test_the_last_events_are_the_last_of_all_answers(head, capsys, monkeypatch):

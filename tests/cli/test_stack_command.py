@@ -201,7 +201,7 @@ def test_workers_are_chosen_by_group_rank_and_job():
     ("target", "job", "text"),
     [
         ("env", "", "several jobs have a group 'env'"),
-        ("nope", "", "there is no group 'nope'; there are: env of job a, env of job b"),
+        ("nope", "", "there is no group 'nope'; there are: env of job a, env of job b; .*events --group nope`"),
         ("", "c", "there is no group of job 'c'"),
         ("env:7", "a", "group 'env' has no running rank '7'"),
     ],
