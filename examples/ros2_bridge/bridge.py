@@ -13,6 +13,12 @@ from messages import Image, JointState, M, from_ros, to_ros
 
 from rlinf_actors import Channel, Worker
 
+NO_ROS = (
+    "The bridge needs ROS 2: run `source /opt/ros/jazzy/setup.bash` (with your release) in the shell that starts this "
+    "node's agentd, or your program if it has no cluster"
+)
+"""What to do where ROS is missing."""
+
 
 class RosBridge(Worker):
     """The node /rlinf_bridge.
@@ -23,10 +29,12 @@ class RosBridge(Worker):
 
     def __init__(self, joints: str, images: str, commands: str) -> None:
         super().__init__()
-        # here, so that the driver and other workers need no ROS
-        import rclpy  # type: ignore[import-not-found]
-        import sensor_msgs.msg  # type: ignore[import-not-found]
-        from rclpy.signals import SignalHandlerOptions  # type: ignore[import-not-found]
+        try:  # here, so that the driver and other workers need no ROS
+            import rclpy  # type: ignore[import-not-found]
+            import sensor_msgs.msg  # type: ignore[import-not-found]
+            from rclpy.signals import SignalHandlerOptions  # type: ignore[import-not-found]
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{error}. {NO_ROS}", name=error.name) from None
 
         self.topics, self.messages, self.rclpy = (joints, images), sensor_msgs.msg, rclpy
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)  # the worker handles its signals

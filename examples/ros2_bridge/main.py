@@ -36,7 +36,7 @@ def main() -> None:
     with Cluster(num_nodes=1) as cluster:
         one = NodePlacementStrategy([0])
         made = RosBridge.create_group(given.joints, given.images, given.commands)
-        bridge = made.launch(cluster, one, name="bridge")
+        bridge = made.launch(cluster, one, name="bridge").wait_ready()  # raises if this node has no ROS
         policy = Policy.create_group().launch(cluster, one, name="policy")
         joints, images = Channel.create("joints", maxsize=1), Channel.create("images", maxsize=1)
         serving = bridge.serve(joints, images)

@@ -83,6 +83,18 @@ PACKAGES = {
 
 
 @pytest.mark.live
+def test_without_ros_the_program_ends_and_says_what_to_do(tmp_path):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF_HEAD", "PYTHONPATH"))}
+    ran = subprocess.run(
+        [sys.executable, str(FOLDER / "main.py")], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env={**clean, "XDG_STATE_HOME": str(tmp_path)}, timeout=pace.PATIENCE_S,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert "ModuleNotFoundError: No module named 'rclpy'. The bridge needs ROS 2: run `source /opt/ros/" in ran.stderr
+
+
+@pytest.mark.live
 def test_a_policy_drives_a_robot_by_the_bridge(messages, tmp_path, monkeypatch):
     for name, names in PACKAGES.items():
         path = tmp_path / name
