@@ -58,6 +58,8 @@ class GroupProgress:
             done = partial(self._done, loop)
             if isinstance(group.ready, Readiness):
                 group.ready.watch(done)  # a callback would count as somebody who waits for it and gets its error
+            else:  # of a channel's hosts
+                group.ready._on_done(done)
             group.gone._on_done(done)
         if self._task is None:
             self._said, self._said_at = "", 0.0

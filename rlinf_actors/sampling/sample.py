@@ -129,17 +129,18 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """A node with its figures, and the share of its processors that were busy between the last two samples."""
+    """A node with its figures, and the share of its processors that were busy between the last two samples.
+
+    Attributes:
+        name: its host's name, with the rank if another node has the same.
+    """
 
     state: NodeState
     figures: NodeFigures | None
     fault: str
     cpu: float | None
     workers: int
-
-    @property
-    def name(self) -> str:
-        return self.state.report.hostname
+    name: str
 
     @property
     def id(self) -> str:
@@ -206,6 +207,7 @@ class Board:
         counts = collections.Counter(
             worker.node_rank for group in status.groups for worker in group.workers if worker.state != "gone"
         )
+        hosts = collections.Counter(node.report.hostname for node in status.nodes)
         self.nodes = []
         for state in sorted(status.nodes, key=lambda node: (node.rank < 0, node.rank, node.report.hostname)):
             id = state.report.node_id
@@ -215,7 +217,10 @@ class Board:
                 cpu = None if busy is None else min(1.0, busy / figures.cpus)
                 if cpu is not None:
                     self.node_history.setdefault(id, collections.deque(maxlen=KEPT)).append(cpu)
-            self.nodes.append(NodeView(state, figures, sample.faults.get(id, ""), cpu, counts[state.rank]))
+            name = state.report.hostname
+            if hosts[name] > 1:
+                name += f" (rank {state.rank})" if state.rank >= 0 else f" ({id})"
+            self.nodes.append(NodeView(state, figures, sample.faults.get(id, ""), cpu, counts[state.rank], name))
         known = {node.id for node in self.nodes}
         self.node_history = {id: history for id, history in self.node_history.items() if id in known}
 

@@ -47,7 +47,7 @@ class BoardCollector(Collector):
         if status is not None:
             yield from _of_head(board, status)
             yield from _of_nodes(board.nodes)
-            yield from _of_workers(board.workers)
+            yield from _of_workers(board.workers, board.nodes)
             yield from _of_methods(board)
             yield from _of_channels(board)
 
@@ -167,23 +167,24 @@ def _of_processes(
     yield _gauge(f"{name}_open_descriptors", f"Open descriptors of {name}", seen, labels)
 
 
-def _key(worker: WorkerView) -> tuple[str, ...]:
-    node = worker.node.report.hostname if worker.node is not None else worker.state.node_ip
-    return worker.group.namespace, worker.group.name, str(worker.state.rank), node
+def _of_workers(workers: list[WorkerView], nodes: list[NodeView]) -> Iterator[Metric]:
+    names = {node.state.rank: node.name for node in nodes}
 
+    def key(worker: WorkerView) -> tuple[str, ...]:
+        node = names.get(worker.state.node_rank, worker.state.node_ip)
+        return worker.group.namespace, worker.group.name, str(worker.state.rank), node
 
-def _of_workers(workers: list[WorkerView]) -> Iterator[Metric]:
     states = Counter((worker.group.namespace, worker.group.name, worker.state.state) for worker in workers)
     labels = ("job", "group", "state")
-    yield _gauge("workers", "Workers by state", [(key, float(number)) for key, number in states.items()], labels)
+    yield _gauge("workers", "Workers by state", [(one, float(number)) for one, number in states.items()], labels)
     living = [worker for worker in workers if worker.state.state != "gone"]
-    silent = [(_key(w), float(bool(w.state.pulse and w.state.pulse.unresponsive))) for w in living]
+    silent = [(key(w), float(bool(w.state.pulse and w.state.pulse.unresponsive))) for w in living]
     yield _gauge("worker_unresponsive", "1 if the worker's I/O thread does not answer", silent, WORKER)
-    restarts = [(_key(worker), float(worker.state.restarts)) for worker in living]
+    restarts = [(key(worker), float(worker.state.restarts)) for worker in living]
     yield _counter("worker_restarts", "Restarts of the rank", restarts, WORKER)
-    used = [(_key(w), w.figures.process) for w in living if w.figures is not None and w.figures.process is not None]
+    used = [(key(w), w.figures.process) for w in living if w.figures is not None and w.figures.process is not None]
     yield from _of_processes("worker", WORKER, used)
-    known = [(_key(w), w.figures) for w in living if w.figures is not None and not w.figures.fault]
+    known = [(key(w), w.figures) for w in living if w.figures is not None and not w.figures.fault]
     for name, help, attribute in (
         ("worker_queued_calls", "Calls that wait for their turn", "queued"),
         ("worker_current_call_seconds", "Time for which the longest call has been running", "call_s"),
@@ -191,12 +192,12 @@ def _of_workers(workers: list[WorkerView]) -> Iterator[Metric]:
         ("worker_messages_waiting", "Messages that wait for credit", "waiting_messages"),
         ("worker_loop_lag_seconds", "Time until the worker's I/O thread had a question", "delay_s"),
     ):
-        yield _gauge(name, help, [(key, float(getattr(figures, attribute))) for key, figures in known], WORKER)
-    paths = [((*key, path.path), path) for key, figures in known for path in figures.sent]
+        yield _gauge(name, help, [(one, float(getattr(figures, attribute))) for one, figures in known], WORKER)
+    paths = [((*one, path.path), path) for one, figures in known for path in figures.sent]
     by_path = (*WORKER, "path")
-    sizes = [(key, float(path.size)) for key, path in paths]
+    sizes = [(one, float(path.size)) for one, path in paths]
     yield _counter("worker_sent_bytes", "Bytes of messages and large parts, by path", sizes, by_path)
-    numbers = [(key, float(path.messages)) for key, path in paths]
+    numbers = [(one, float(path.messages)) for one, path in paths]
     yield _counter("worker_sent_messages", "Messages and large parts, by path", numbers, by_path)
 
 

@@ -99,7 +99,7 @@ PRINTED = {
     "A stack": REPORT["workers"][0]["stacks"][0],
     "A frame": REPORT["workers"][0]["stacks"][0]["frames"][0],
     "The figures": top_view.report(Board(), "head"),
-    "Figures of a node": top_view.node_dict(NodeView(NODE, None, "", None, 0)),
+    "Figures of a node": top_view.node_dict(NodeView(NODE, None, "", None, 0, "n")),
     "Figures of an accelerator": top_view.device_dict(DeviceFigures("NV_GPU")),
     "Figures of a worker": top_view.worker_dict(WorkerView(GROUP, WORKER, None, None)),
     "Figures of a channel": top_view.channel_dict(Channel("ns", "c", GROUP, ChannelFigures(), None, deque())),

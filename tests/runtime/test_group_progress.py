@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import types
 
 import pytest
@@ -63,6 +64,15 @@ async def test_late_workers_are_described(shown):
 async def test_a_launch_that_waits_at_the_head_is_told_from_workers_that_start(shown):
     shown.add(group("arms"))
     assert (await shown._look(True)).missing == "the head has not launched arms"
+
+
+async def test_the_line_is_over_when_the_hosts_of_a_channel_are_up(shown):
+    hosts = group("channel@frames", "starting")  # a Promise of its own: no call of the driver gets its error
+    shown.add(hosts)
+    showing = shown._task
+    hosts.ready.resolve(None)
+    with pytest.raises(asyncio.CancelledError):
+        await showing
 
 
 async def test_groups_that_end_are_shown_until_they_have_ended(shown):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 from board_kit import board, figures, status
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlinf_actors.sampling.sample import MOST_METHODS, Board, Sample, quantile
@@ -48,6 +49,20 @@ def test_figures_are_exported_by_node_worker_method_and_channel():
     assert value(rows, "rlinf_actors_accelerator_utilization_ratio", node="gpu-0", index="0") == 0.5
     assert value(rows, "rlinf_actors_robot_lease", robot="Franka 10.0.0.9") == 1
     assert value(rows, "rlinf_actors_events_total", kind="worker_died") == 1
+
+
+def test_nodes_of_one_host_name_are_told_apart_by_their_ranks():
+    found, known = Board(), status()
+    nodes = [replace(node, report=replace(node.report, hostname="lab")) for node in known.nodes]
+    found.take(Sample(100.0, 100.0, replace(known, nodes=nodes), figures(100.0, 10)))
+    rows = samples(found)
+    for name, series in rows.items():
+        keys = [tuple(sorted(labels.items())) for labels, _ in series]
+        assert len(keys) == len(set(keys)), name
+    assert value(rows, "rlinf_actors_node_up", node="lab (rank 0)") == 1
+    assert {labels["node"] for labels, _ in rows["rlinf_actors_worker_restarts_total"]} <= {
+        labels["node"] for labels, _ in rows["rlinf_actors_node_up"]
+    }
 
 
 def test_every_metric_of_dashboard_and_alerts_is_exported():

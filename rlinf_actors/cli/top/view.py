@@ -280,7 +280,7 @@ def node_dict(node: NodeView) -> dict[str, Any]:
     return {
         "rank": node.state.rank if node.state.rank >= 0 else None,
         "id": node.id,
-        "hostname": node.name,
+        "hostname": node.state.report.hostname,
         "state": node.state.state,
         "workers": node.workers,
         "cpu": _rounded(node.cpu),
