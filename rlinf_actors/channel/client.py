@@ -22,7 +22,7 @@ from rlinf_actors.channel.key_encoding import key_of
 from rlinf_actors.channel.put_window import PutWindow
 from rlinf_actors.channel.request_sender import RequestSender
 from rlinf_actors.channel.requests import FrameMaker, Get, Query, Request, RequestMaker, reference
-from rlinf_actors.channel.results import View, not_processed, refusal
+from rlinf_actors.channel.results import View, Withdrawable, not_processed, refusal
 from rlinf_actors.errors import (
     ChannelBrokenError,
     ChannelClosedError,
@@ -244,7 +244,7 @@ class RemoteChannel(RequestMaker):
         *parts* follow the frame; they describe the item if the item became undeliverable.
         """
         if raised.kind in ("full", "empty", "closed", "cancelled"):
-            return refusal(self._name, raised.kind, work._what)
+            return refusal(self._name, raised.kind, work._what, work.had_s if isinstance(work, Withdrawable) else 0.0)
         if raised.kind == "undeliverable":
             return not_processed(self._name, key_of(cast(Get, work).key), *_unpack(parts[0]))
         if raised.kind == "gone":

@@ -77,7 +77,7 @@ class LocalChannel:
         self._queue = ChannelQueue(maxsize, 0, max_deliveries)
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
-        self._works: dict[int, Callable[[], AsyncWork[Any] | None]] = {}
+        self._works: dict[int, Callable[[], _Put | _Get | None]] = {}
         self._dropped: collections.deque[tuple[Ticket, str | None]] = collections.deque()
 
     @property
@@ -91,7 +91,7 @@ class LocalChannel:
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
         where, ticket = key_bytes(key), self._ticket()
-        work: AsyncWork[None] = AsyncWork(f"put() into channel {self._name!r}")
+        work = _Put(f"put() into channel {self._name!r}")
         self._works[ticket.id] = lambda: work
         self._do(lambda: self._queue.put(ticket, where, QueuedItem(item, 0, weight), nowait))
         self._limit(work, ticket, timeout)
@@ -224,16 +224,23 @@ class LocalChannel:
                 item = command.item
                 work.reject(not_processed(self._name, cast(_Take, work).key, item.failed, *item.last_failure))
             else:
-                work.reject(refusal(self._name, command.why, work._what))
+                work.reject(refusal(self._name, command.why, work._what, work.had_s))
 
-    def _limit(self, work: AsyncWork[Any], ticket: Ticket, timeout: float | None) -> None:
+    def _limit(self, work: _Put | _Get, ticket: Ticket, timeout: float | None) -> None:
         if timeout is None or work.done():
             return
+        work.had_s = timeout
         timer = timers.start(timeout, lambda: self._do(lambda: self._queue.cancel(ticket)))
         work._on_done(timer.cancel)
 
 
+class _Put(AsyncWork[Any]):
+    had_s = 0.0  # its time limit, for the error
+
+
 class _Get(PendingGet[Any]):
+    had_s = 0.0
+
     def __init__(self, channel: LocalChannel, what: str, ticket: Ticket) -> None:
         super().__init__(what)
         self.ticket = ticket

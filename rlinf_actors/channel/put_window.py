@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rlinf_actors.channel.request_sender import RequestSender
-from rlinf_actors.channel.results import Withdrawable
-from rlinf_actors.errors import CallTimeoutError
+from rlinf_actors.channel.results import Withdrawable, too_late
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork, finish_all
 from rlinf_actors.wire import frames
@@ -76,7 +75,7 @@ class Put(AsyncWork[None], Withdrawable):
         If the put is sent already, ask the host to cancel it; the host's answer then ends the put.
         """
         if self.channel is None:
-            self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
+            self.reject(too_late(self._what, self.had_s, "the channel was not found yet"))
         else:
             self.channel.put_window.cancel(self)
 
@@ -166,7 +165,7 @@ class PutWindow:
                 key.waiting.remove(put)
                 if not key.waiting:
                     self._starved.pop(put.key, None)
-                put.reject(CallTimeoutError(f"{put._what} was not done in its time"))
+                put.reject(too_late(put._what, put.had_s, "earlier puts of this process still wait for their turn"))
             elif not put.done():
                 put.sender.send(frames.ChannelCancel(put.call, False))
 

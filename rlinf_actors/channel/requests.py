@@ -22,8 +22,8 @@ from rlinf_actors.channel.put_window import Put
 from rlinf_actors.channel.queue_commands import ERROR_CHARS
 from rlinf_actors.channel.request_sender import RequestSender
 from rlinf_actors.channel.request_spans import trace_request
-from rlinf_actors.channel.results import PendingGet, PendingTake, UndeliverableItem, Withdrawable
-from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ConnectionLostError
+from rlinf_actors.channel.results import PendingGet, PendingTake, UndeliverableItem, Withdrawable, too_late
+from rlinf_actors.errors import ChannelClosedError, ConnectionLostError
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import AsyncWork, finish_all
 from rlinf_actors.runtime.peer import Peer
@@ -85,7 +85,7 @@ class Get(PendingGet[Any], Withdrawable):
 
     def expire(self) -> None:
         if not self.call:
-            self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
+            self.reject(too_late(self._what, self.had_s, "the channel was not found yet"))
         else:
             self.sender.send(frames.ChannelCancel(self.call, False))
 
@@ -342,6 +342,7 @@ def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
     """Cancel *work* after *timeout* seconds. If the host does not answer in CONFIRM_S more seconds, fail it here."""
     if work.done():
         return
+    work.had_s = timeout
     if isinstance(work, PendingGet):
         work.limit_s = timeout
     ref = weakref.ref(work)
@@ -361,7 +362,7 @@ def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
 
     def give_up(work: Put | Get) -> None:
         work.forget()
-        work.reject(CallTimeoutError(f"{work._what} was not done in {timeout:g} s, and its host does not answer"))
+        work.reject(too_late(work._what, timeout, "its host does not answer"))
 
     io.call(after, timeout, expire)
     work._on_done(lambda: io.call(lambda: handles[0].cancel()))

@@ -29,6 +29,7 @@ else:
 class Withdrawable:
     """A put or get whose caller may lose interest in it before it is sent to the host, or afterwards."""
 
+    had_s = 0.0  # its time limit, for the error
     _leaving = False
     _sent = False
 
@@ -227,11 +228,19 @@ class Take(Generic[T]):
         return None
 
 
-def refusal(name: str, kind: str, what: str) -> Exception:
+_LACKED = {"put": "no room", "get_batch": "too few items"}
+
+
+def too_late(what: str, had_s: float, why: str) -> CallTimeoutError:
+    """Return the error for the operation *what*, which had *had_s* seconds and was not done because of *why*."""
+    return CallTimeoutError(f"{what} was not done within {had_s:g} s: {why}")
+
+
+def refusal(name: str, kind: str, what: str, had_s: float) -> Exception:
     """Return the exception for a request that the queue refused.
 
-    *kind* is the reason: "full", "empty", "closed" or "cancelled". *name* is the channel, and *what* is the operation;
-    both are for the error text.
+    *kind* is the reason: "full", "empty", "closed" or "cancelled". *name* is the channel, *what* is the operation, and
+    *had_s* is its time limit; they are for the error text.
     """
     if kind == "full":
         return asyncio.QueueFull(f"channel {name!r} is full")
@@ -239,7 +248,7 @@ def refusal(name: str, kind: str, what: str) -> Exception:
         return asyncio.QueueEmpty(f"channel {name!r} is empty")
     if kind == "closed":
         return ChannelClosedError(f"channel {name!r} was closed")
-    return CallTimeoutError(f"{what} was not done in its time")
+    return too_late(what, had_s, f"the channel had {_LACKED.get(what.partition('(')[0], 'no item')} for it")
 
 
 def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:

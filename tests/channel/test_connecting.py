@@ -100,7 +100,7 @@ async def test_a_put_that_is_dropped_meanwhile_is_put(here):
 async def test_a_timeout_before_the_channel_is_found_puts_and_takes_nothing(here):
     late = [here.channel.put("late", async_op=True, timeout=0.01), here.channel.get(async_op=True, timeout=0.01)]
     for work in late:
-        with pytest.raises(CallTimeoutError, match="the channel was not found yet"):
+        with pytest.raises(CallTimeoutError, match=r"within 0\.01 s: the channel was not found yet"):
             await work
     here.find_it()
     assert await here.channel.empty(async_op=True)

@@ -42,10 +42,12 @@ def test_nowait_timeout_and_close():
     assert channel.full()
     with pytest.raises(asyncio.QueueFull):
         channel.put_nowait(2)
-    with pytest.raises(CallTimeoutError):
+    with pytest.raises(CallTimeoutError, match=r"put\(\) into .* within 0\.01 s: the channel had no room for it"):
         channel.put(2, timeout=0.01)
-    with pytest.raises(CallTimeoutError):
+    with pytest.raises(CallTimeoutError, match=r"get\(\) from .* within 0\.01 s: the channel had no item for it"):
         channel.get("other", timeout=0.01)
+    with pytest.raises(CallTimeoutError, match=r"within 0\.01 s: the channel had too few items for it"):
+        channel.get_batch(5, "other", timeout=0.01)
     channel.close()
     assert channel.get() == 1
     with pytest.raises(ChannelClosedError):

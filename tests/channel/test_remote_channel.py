@@ -366,7 +366,7 @@ class TestOutgoing:
         user = world.user("a")
         works = [user.put(b"x" * 800) for _ in range(2)]
         late = user.put("late", timeout=0)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="within 0 s: earlier puts of this process still wait"):
             await late
         assert len(await user.get()) == len(await user.get()) == 800
         await asyncio.gather(*works)

@@ -269,7 +269,7 @@ async def test_the_end_of_a_drained_channels_host_confirms_the_release():
 
 async def test_a_take_that_times_out_takes_nothing(kind):
     one = kind()
-    with pytest.raises(CallTimeoutError):
+    with pytest.raises(CallTimeoutError, match=r"within 0\.01 s: the channel had no item for it"):
         async with one.take(timeout=0.01):
             pytest.fail("there is nothing")
     await one.put("x")

@@ -116,10 +116,10 @@ def test_batches_are_taken_by_weight(cluster):
 
 def test_operation_that_times_out_takes_and_puts_nothing(cluster):
     channel = Channel.create("late", maxsize=1)
-    with pytest.raises(CallTimeoutError, match=r"get\(\) from channel 'late'"):
+    with pytest.raises(CallTimeoutError, match=r"get\(\) from channel 'late' was not done within 0\.01 s: "):
         channel.get(timeout=0.01)
     channel.put(1)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"within 0\.01 s: "):
         channel.put(2, timeout=0.01)
     with pytest.raises(CallTimeoutError):
         channel.get_batch(5, key="none", async_op=True, timeout=0.01).wait()
