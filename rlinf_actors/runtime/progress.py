@@ -77,8 +77,8 @@ def nodes_facts(nodes: Sequence[NodeState], wanted: int) -> Facts:
     here = [node for node in nodes if 0 <= node.rank < wanted and node.state == "ready"] + new[: len(free)]
     late = [node for node in nodes if node.rank < wanted and node.state != "ready"]
     spare = [node for node in nodes if node.rank >= wanted and node.state == "ready"] + new[len(free) :]
-    unseen = [f"rank {rank}, never seen" for rank in free][: max(0, wanted - len(here) - len(late))]
-    missing = named("missing ", [*map(seen, late), *unseen])
+    unseen = [f"rank {rank} was never seen" for rank in free][: max(0, wanted - len(here) - len(late))]
+    missing = named("not ready: ", [*map(seen, late), *unseen], "; ")
     if missing and spare:
         missing += named("; up with other ranks: ", [node.report.hostname for node in spare])
     names = [node.report.hostname for node in here]

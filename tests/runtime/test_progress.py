@@ -50,16 +50,20 @@ def node(rank: int, state: str = "ready", seen_s: float = 0.0) -> NodeState:
 
 def test_missing_nodes_are_named_with_when_they_were_seen():
     assert nodes_facts([node(0), node(1), node(2, "lost", 14.0)], 3) == Facts(
-        "waiting for nodes: 2 of 3 (n0, n1)", "missing rank 2 (n2) is lost, last seen 14 s ago"
+        "waiting for nodes: 2 of 3 (n0, n1)", "not ready: rank 2 (n2) is lost, last seen 14 s ago"
     )
-    up = "missing rank 1 (n1) is lost, last seen 14 s ago; up with other ranks: n2"
+    up = "not ready: rank 1 (n1) is lost, last seen 14 s ago; up with other ranks: n2"
     assert nodes_facts([node(0), node(1, "lost", 14.0), node(2)], 2) == Facts("waiting for nodes: 1 of 2 (n0)", up)
     new = replace(node(2), rank=-1)  # its rank will be 2: a node that is away keeps rank 1
     assert nodes_facts([node(0), node(1, "lost", 14.0), new], 2) == Facts("waiting for nodes: 1 of 2 (n0)", up)
     assert nodes_facts([node(0), new], 2) == Facts("waiting for nodes: 2 of 2 (n0, n2)")
-    assert nodes_facts([node(0)], 2) == Facts("waiting for nodes: 1 of 2 (n0)", "missing rank 1, never seen")
+    assert nodes_facts([node(0)], 2) == Facts("waiting for nodes: 1 of 2 (n0)", "not ready: rank 1 was never seen")
+    assert nodes_facts([node(0), node(1, "draining", 0.0)], 3).missing == (
+        "not ready: rank 1 (n1) is draining, last seen 0 s ago; rank 2 was never seen"
+    )
     assert nodes_facts([], 9).missing == (
-        "missing rank 0, never seen, rank 1, never seen, rank 2, never seen, rank 3, never seen and 5 more"
+        "not ready: rank 0 was never seen; rank 1 was never seen; rank 2 was never seen; rank 3 was never seen"
+        " and 5 more"
     )
 
 
