@@ -348,7 +348,7 @@ def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> Lo
     process = f" (process {worker.pid})" if worker.pid else ""
     return LogEvent(
         kind,
-        f"worker {spec.group}:{spec.rank}{process} on node {node} {text}",
+        f"worker {spec.group}:{spec.rank}{process} of job {spec.namespace} on node {node} {text}",
         node=node,
         node_id=worker.node_id,
         namespace=spec.namespace,

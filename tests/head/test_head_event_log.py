@@ -247,7 +247,8 @@ def test_log_has_the_events_of_a_job_from_start_to_end():
         ("driver_ended", ""),
     ]
     died = kit.ask("cli", GetEvents()).events[5]
-    assert died.text == ("worker g:0 (process 77) on node n0 was ended by signal 9 (SIGKILL); out of memory suspected")
+    who = "worker g:0 (process 77) of job ns on node n0"
+    assert died.text == f"{who} was ended by signal 9 (SIGKILL); out of memory suspected"
     assert (died.rank, died.worker_id, died.node_id, died.pid) == (0, "g-0", "n0", 77)
     assert died.exit == ExitReport("signalled", None, 9, "suspected", ["oops"])
 
@@ -280,7 +281,8 @@ def test_log_has_silence_return_and_loss_of_a_node():
         "node_lost",
     ]
     (died,) = [event for event in kit.ask("cli", GetEvents(since=start)).events if event.kind == "worker_died"]
-    assert died.text == "worker g:0 on node n0 is gone with its node: node n0 (10.0.0.1): it was silent for 10 s"
+    who = "worker g:0 of job ns on node n0"
+    assert died.text == f"{who} is gone with its node: node n0 (10.0.0.1): it was silent for 10 s"
 
 
 def test_every_line_of_the_heads_log_is_an_event():

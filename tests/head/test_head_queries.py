@@ -352,7 +352,7 @@ def test_events_of_a_breakpoint_say_whose_it_is_who_attaches_and_that_the_worker
         (order,) = kit.sent(AskAgent, "a:n1")
         kit.tell("a:n1", AgentAnswered(order.id, DebugAnswer("g-0", "waits", 1, PLACE)))
     stops(kit, "g-0", "")
-    worker, driver = "worker g:0 (process 77) on node n1", "a driver (pid 100 on a machine without an agentd)"
+    worker, driver = "worker g:0 (process 77) of job ns on node n1", "a driver (pid 100 on a machine without an agentd)"
     assert breakpoints(kit) == [
         ("reached", f"{worker} waits in a breakpoint at {PLACE}, for {driver}: rlinf-actors attach g:0 --job ns"),
         ("attached", f"{worker} is debugged at {PLACE} by kim@lab"),

@@ -36,7 +36,7 @@ def test_unresponsive_worker_keeps_running_and_its_owner_is_notified():
     assert kit.group_states() == {"g": "running"}
     kit.tell("a:n0", WorkersHealth([WorkerHealth("g-1")]))
     assert pulses(kit) == [None, None]
-    who = "worker g:1 (process 77) on node n0"
+    who = "worker g:1 (process 77) of job ns on node n0"
     assert news(kit) == [
         f"{who} is unresponsive: it does not answer, for 5 s now; it is not killed for that",
         f"{who} answers again after 5 s",
