@@ -253,7 +253,7 @@ def _files(
         except OSError:
             continue
         name = os.path.basename(place.path)
-        file = LogFile(place.namespace, name, found.st_size, found.st_mtime, place.running)
+        file = LogFile(place.namespace, name, found.st_size, found.st_mtime, place.running, found.st_ino)
         files.setdefault(place.path, (place, file))
     return list(files.values())
 

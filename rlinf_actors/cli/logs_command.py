@@ -224,10 +224,26 @@ async def _sources(
     return _chosen([one for part in found for one in part], target, with_daemon)
 
 
+def _once(files: Sequence[tuple[NodeState, LogFile]]) -> list[tuple[NodeState, LogFile]]:
+    """Return each file once, with the node that runs its worker: agentds of one machine may share a directory."""
+
+    def worker(node: NodeState, file: LogFile) -> tuple[str, str, str]:
+        return node.report.hostname, file.namespace, file.name.removesuffix(".1")
+
+    runs = {worker(node, file): node.report.node_id for node, file in files if file.running}
+    kept: dict[tuple[str, str, str, int], tuple[NodeState, LogFile]] = {}
+    for node, file in files:
+        id = node.report.node_id
+        key = (node.report.hostname if file.inode else id, file.namespace, file.name, file.inode)
+        if key not in kept or runs.get(worker(node, file)) == id:
+            kept[key] = (node, file)
+    return list(kept.values())
+
+
 def _chosen(files: Sequence[tuple[NodeState, LogFile]], target: str, with_daemon: bool) -> list[Source]:
     group, _, rank = target.partition(":")
     sources: dict[tuple[str, str, str], Source] = {}
-    for node, file in files:
+    for node, file in _once(files):
         if file.name == DAEMON_LOG and not file.namespace:
             if with_daemon:
                 sources[node.report.node_id, "", DAEMON_LOG] = Source(

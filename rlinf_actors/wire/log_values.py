@@ -60,7 +60,8 @@ class LogQuestion(Value, frozen=True, tag="ReadLogs"):
 class LogFile(Value, frozen=True):
     """A log file of a node. `namespace` is the name of its job as a directory (`file_name`); "" for DAEMON_LOG.
 
-    `modified` is the time of its last change in seconds since the epoch, `running` True if its worker runs.
+    `modified` is the time of its last change in seconds since the epoch, `running` True if its worker runs. `inode`
+    tells files of one machine apart, since several agentds may name one; 0 if the agentd does not say it.
     """
 
     namespace: Name
@@ -68,6 +69,7 @@ class LogFile(Value, frozen=True):
     size: Size
     modified: Number
     running: bool = False
+    inode: Size = 0
 
 
 class LogSlice(Value, frozen=True, tag=True):

@@ -10,12 +10,14 @@ import threading
 from typing import Any
 
 import pytest
-from cli_kit import example_status
+from cli_kit import example_status, node
 from msgspec.structs import replace
 
 from rlinf_actors import NodePlacementStrategy, Worker, WorkerDiedError
 from rlinf_actors.cli import app
+from rlinf_actors.cli.logs_command import _chosen
 from rlinf_actors.model.log_lines import SlicedLines
+from rlinf_actors.wire.log_values import LogFile
 
 EVIL = "a\x1b[2J\x9b1m\u202e"
 
@@ -152,3 +154,12 @@ def test_wrong_options_are_named(shown, arguments, said):
 def test_a_head_of_the_protocol_before_is_not_asked(shown):
     code, _, err = shown("logs", "env", status=replace(example_status(), protocol=6))
     assert (code, "reads no log files: upgrade it" in err) == (64, True)
+
+
+def test_a_file_that_two_agentds_of_one_machine_name_is_shown_once():
+    one, two = (replace(node(rank), report=replace(node(rank).report, hostname="lab")) for rank in (0, 1))
+    old, new = LogFile("job", "env-0.out.1", 3, 1.0, inode=7), LogFile("job", "env-0.out", 3, 2.0, inode=8)
+    other = LogFile("job", "env-1.out", 3, 1.0, inode=8)  # of a machine with the same name
+    files = [(one, old), (one, new), (two, old), (two, replace(new, running=True)), (two, other)]
+    found = [(source.worker, source.node.rank, source.sizes) for source in _chosen(files, "env", False)]
+    assert found == [("env:0", 1, {"env-0.out.1": 3, "env-0.out": 3}), ("env:1", 1, {"env-1.out": 3})]
