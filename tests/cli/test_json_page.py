@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import pathlib
 import re
 from collections import deque
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,8 +19,11 @@ from rlinf_actors.cli.channel_command import figures_dict
 from rlinf_actors.cli.doctor.cluster import ClusterFacts, End, Path
 from rlinf_actors.cli.doctor.command import report
 from rlinf_actors.cli.doctor.finding import Finding
+from rlinf_actors.cli.estop_targets import KnownHeads, Report, StopTarget
+from rlinf_actors.cli.estop_targets import summary as stop_summary
 from rlinf_actors.cli.hw_command import scan_dict
 from rlinf_actors.cli.job_command import job_dict
+from rlinf_actors.cli.keys_command import key_dict
 from rlinf_actors.cli.logs_command import Source, line_dict
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict
 from rlinf_actors.cli.top import view as top_view
@@ -26,16 +33,18 @@ from rlinf_actors.cli.worker_command import KILLED, _worker_of
 from rlinf_actors.cluster.trace_files import Traced, TraceReport
 from rlinf_actors.hardware.probe_report import ProbeReport
 from rlinf_actors.messaging.routes import COLUMNS
+from rlinf_actors.net.blocking_client import RemoteHead
 from rlinf_actors.sampling.sample import Board, Channel, NodeView, WorkerView
 from rlinf_actors.wire.check_values import NodeFacts, PathAnswer
-from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.client_messages import EStopped, Status
 from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.figure_values import ChannelFigures, DeviceFigures, KeyFigures
 from rlinf_actors.wire.hook_values import HookState
+from rlinf_actors.wire.key_messages import KeyState
 from rlinf_actors.wire.program import DriverState, Program
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.trace_values import SwitchedWorkers
-from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, NodeReport, NodeState, WorkerState
+from rlinf_actors.wire.values import ExitReport, GroupState, LeaseState, NodeReport, NodeState, RobotStop, WorkerState
 from rlinf_actors.worker.log_format import KEYS
 
 PAGE_PATH = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md"
@@ -59,6 +68,18 @@ END = End("n1", "n1", "10.0.0.1")
 CLUSTER = ClusterFacts([NODE], {"n1": NodeFacts("1")}, paths=[Path(END, END, PathAnswer())])
 DIAGNOSIS = report([Finding("a", "pass", "")], NodeFacts("1"), CLUSTER)
 
+
+def printed_stop() -> dict[str, Any]:
+    """Return what `estop --json` prints of one head."""
+    made, out = Report(True), io.StringIO()
+    made.add(StopTarget("h:1", "head", None, RemoteHead([])), EStopped())
+    with redirect_stdout(out), redirect_stderr(io.StringIO()):
+        made.end(KnownHeads())
+    said: dict[str, Any] = json.loads(out.getvalue())
+    return said
+
+
+STOP = printed_stop()
 PRINTED = {
     "An event": event_dict(ClusterEvent(1, 1.0, "estop", "")),
     "An end": msgspec.structs.asdict(ExitReport("exited")),
@@ -75,6 +96,17 @@ PRINTED = {
     "A worker": worker_dict(GROUP, WORKER, 1.0),
     "A job": job_dict("ns", STATUS),
     "A shown worker": _worker_of(STATUS, GROUP, WORKER),
+    "An emergency stop": STOP,
+    "A stopped cluster": STOP["clusters"][0],
+    "A stopped worker": msgspec.structs.asdict(RobotStop("w", "ns", [], "n0", True)),
+    "A lifted stop": dict.fromkeys(["head", "lifted", *stop_summary(EStopped())]),
+    "Made keys": dict.fromkeys(["dir", "head", "driver", "name"]),
+    "An enrolled key": dict.fromkeys(["name", "role", "head", "file", "token", "expires_s", "command"]),
+    "A joined key": dict.fromkeys(["name", "role", "file", "address"]),
+    "The listed keys": dict.fromkeys(["head", "keys"]),
+    "A listed key": key_dict(KeyState("k", "agent", "n0", 1.0, "kim")),
+    "A rotated key": dict.fromkeys(["role", "name", "file", "public"]),
+    "A trusted key": dict.fromkeys(["head", "files"]),
     "A killed worker": dict.fromkeys([*KILLED, "dead", "exit"]),
     "A channel": {
         **dict.fromkeys(["name", "job", "host", "worker", "fault"]),

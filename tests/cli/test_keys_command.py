@@ -10,6 +10,7 @@ import threading
 
 import pace
 import pytest
+from test_json_page import keys_of
 
 from rlinf_actors.cli import app
 from rlinf_actors.head.server import HeadServer
@@ -17,6 +18,9 @@ from rlinf_actors.head.store import HeadStore, own_keys
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.security import job, keyfile
 from rlinf_actors.settings import Settings
+
+TITLES = {"init": "Made keys", "list": "The listed keys", "rotate": "A rotated key", "trust": "A trusted key"}
+"""The verbs, and the section of docs/reference/json.md that has the keys of their objects."""
 
 
 @pytest.fixture
@@ -29,7 +33,14 @@ def keys(tmp_path, monkeypatch, capsys):
         found = app.run(["keys", *arguments])
         out, err = capsys.readouterr()
         assert found == code, err
-        return json.loads(out) if "--json" in arguments else (out, err)
+        if "--json" not in arguments:
+            return out, err
+        said = json.loads(out)
+        if arguments[0] in TITLES:
+            assert set(said) == set(keys_of(TITLES[arguments[0]]))
+        if arguments[0] == "enroll":
+            assert set(said) < set(keys_of("An enrolled key"))
+        return said
 
     return run
 
