@@ -16,7 +16,7 @@ from rlinf_actors.cli.queries import find_head, head_option
 from rlinf_actors.cli.stack_report import ShownWorker, report_lines
 from rlinf_actors.config_files import open_regular
 from rlinf_actors.errors import ConfigError, UsageError
-from rlinf_actors.net import discovery
+from rlinf_actors.net import discovery, holders
 from rlinf_actors.net.host import joined_address, split_address
 from rlinf_actors.net.loop import Tasks, new_event_loop
 from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp, key_at
@@ -205,5 +205,7 @@ def _bound(name: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"{name}:{port}: {error.strerror}", path="--listen") from None
+        in_use = holders.in_use(f"{name}:{port}", error)
+        other = f", such as --listen {joined_address(name, 0)}, which takes a free one" if in_use else ""
+        raise ConfigError(f"{name}:{port}: {error.strerror}{in_use}{other}", path="--listen") from None
     return listener

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 
 import pytest
 
@@ -47,6 +49,17 @@ def test_a_cluster_with_keys_needs_a_viewers_key(serve, capsys):
     code, out, errors = serve()
     assert (code, out) == (78, "")
     assert "keys enroll NAME --viewer" in errors.replace("\n", " ")
+
+
+def test_a_port_in_use_is_refused_with_its_process_and_another_port(serve):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, out, errors = serve("--listen", listen)
+    errors = errors.replace("\n", " ")
+    assert (code, out) == (78, "")
+    assert f"{listen}: Address already in use, by " in errors
+    assert f"(pid {os.getpid()} on " in errors
+    assert "choose another port, such as --listen 127.0.0.1:0" in errors
 
 
 def test_dashboard_and_alerts_are_printed_as_they_are(serve):
