@@ -87,7 +87,8 @@ def show(name: str, head: str | None, as_json: bool) -> None:
 @reason_option
 @yes_option
 @head_option
-def stop(name: str, grace_s: float, reason: str, yes: bool, head: str | None) -> None:
+@json_option
+def stop(name: str, grace_s: float, reason: str, yes: bool, head: str | None, as_json: bool) -> None:
     """End all groups of a job, and wait until their workers have ended. Its drivers go on."""
     endpoint, status = status_of(head)
     check_ends_groups(status)
@@ -97,20 +98,27 @@ def stop(name: str, grace_s: float, reason: str, yes: bool, head: str | None) ->
         note(group_text(status, group))
     if groups:
         what = "1 group" if len(groups) == 1 else f"{len(groups)} groups"
-        confirm(yes, f"ends {what} of job {name} (above)", f"End {what} of job {name}?")
-    failed = 0
+        confirm(yes, f"ends {what} of job {name} (above)", f"End {what} of job {name}?", can_ask=not as_json)
+    failed: dict[str, str] = {}
     for group in groups:
         try:
             end_group(endpoint, group, grace_s, reason)
         except RlinfActorsError as error:
-            failed += 1
+            failed[group.name] = str(error)
             echo(f"group {plain(group.name)} of job {plain(name)} has not ended: {plain(str(error))}", err=True)
     for driver in found["drivers"]:
         note(f"its driver goes on, and may launch again: {_driver_line(driver, status.at)}")
+    if as_json:
+        show_json(stopped_dict(found, failed))
     if failed:
-        raise RlinfActorsError(f"{failed} of {len(groups)} groups of job {name!r} have not ended (above)")
+        raise RlinfActorsError(f"{len(failed)} of {len(groups)} groups of job {name!r} have not ended (above)")
     if not groups:
         note(f"job {name} has no group")
+
+
+def stopped_dict(job: dict[str, Any], failed: dict[str, str]) -> dict[str, Any]:
+    """Return the JSON object of `job stop`: the job as it was, and why groups have not ended, by name."""
+    return {"job": job, "failed": failed}
 
 
 def jobs_of(status: Status) -> list[dict[str, Any]]:

@@ -286,9 +286,17 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 @reason_option
 @yes_option
 @head_option
+@json_option
 @click.pass_obj
 def stop(
-    group_head: str | None, name: str, namespace: str | None, grace_s: float, reason: str, yes: bool, head: str | None
+    group_head: str | None,
+    name: str,
+    namespace: str | None,
+    grace_s: float,
+    reason: str,
+    yes: bool,
+    head: str | None,
+    as_json: bool,
 ) -> None:
     """End a group, detached or not, and wait until its workers have ended."""
     endpoint, status = status_of(head or group_head)
@@ -296,8 +304,10 @@ def stop(
     group = find_group(status.groups, name, namespace)
     what = group_text(status, group)
     note(what)
-    confirm(yes, f"ends {what}", "End it?")
+    confirm(yes, f"ends {what}", "End it?", can_ask=not as_json)
     end_group(endpoint, group, grace_s, reason)
+    if as_json:
+        show_json(group_dict(group))
 
 
 def group_text(status: Status, group: GroupState) -> str:

@@ -15,8 +15,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def run(*arguments: str, status: Status | None = None) -> tuple[int, str, str]:
         monkeypatch.setenv("RLINF_HEAD", "127.0.0.1:6380")
         answer = status or example_status()
-        monkeypatch.setattr(queries, "fetch_status", lambda endpoint, settings: answer)
+        # first this one: its module takes the function from queries when it is imported
         monkeypatch.setattr("rlinf_actors.cli.plan_command.fetch_status", lambda endpoint, settings: answer)
+        monkeypatch.setattr(queries, "fetch_status", lambda endpoint, settings: answer)
         code = app.run(arguments)
         out, err = capsys.readouterr()
         return code, out, err

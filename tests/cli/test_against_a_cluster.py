@@ -82,7 +82,9 @@ def test_worker_is_shown_and_killed_and_channels_are_listed(local, capsys):
     (row,) = as_json(capsys, "channel", "show", "rollouts")
     assert [(key["key"], key["items"], key["size"]) for key in row["by_key"]] == [("'k'", 1, row["size"])]
     assert app.run(["channel", "show", "other"]) == 64
-    assert app.run(["group", "stop", "pids", "--yes"]) == 0
+    capsys.readouterr()
+    ended = as_json(capsys, "group", "stop", "pids", "--yes")
+    assert (ended["name"], ended["world_size"], ended["workers"]["gone"]) == ("pids", 4, 1)
 
 
 def test_worker_is_killed_in_a_terminal_after_a_question(local):

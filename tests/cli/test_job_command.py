@@ -123,8 +123,11 @@ def test_a_job_is_shown_and_ended_while_its_driver_goes_on(local_cluster, monkey
         assert (driver["pid"], driver["node_rank"]) == (os.getpid(), 0)
         assert app.run(["events"]) == 0
         assert f"({driver['text']} on {driver['hostname']}), process {os.getpid()}" in capsys.readouterr().out
-        assert app.run(["job", "stop", "cell", "--yes", "--reason", "lunch"]) == 0
-        said = capsys.readouterr().err
+        capsys.readouterr()
+        assert app.run(["job", "stop", "cell", "--yes", "--reason", "lunch", "--json"]) == 0
+        out, said = capsys.readouterr()
+        stopped = json.loads(out)
+        assert ([group["name"] for group in stopped["job"]["groups"]], stopped["failed"]) == (["left", "right"], {})
         assert "group left of namespace cell has ended" in said
         assert "group right of namespace cell has ended" in said
         assert f"its driver goes on, and may launch again: {driver['text']}" in said

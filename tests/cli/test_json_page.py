@@ -22,7 +22,7 @@ from rlinf_actors.cli.doctor.finding import Finding
 from rlinf_actors.cli.estop_targets import KnownHeads, Report, StopTarget
 from rlinf_actors.cli.estop_targets import summary as stop_summary
 from rlinf_actors.cli.hw_command import scan_dict
-from rlinf_actors.cli.job_command import job_dict
+from rlinf_actors.cli.job_command import job_dict, stopped_dict
 from rlinf_actors.cli.keys_command import key_dict
 from rlinf_actors.cli.logs_command import Source, line_dict
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict
@@ -95,6 +95,7 @@ PRINTED = {
     "A group": group_dict(GROUP),
     "A worker": worker_dict(GROUP, WORKER, 1.0),
     "A job": job_dict("ns", STATUS),
+    "A stopped job": stopped_dict({}, {}),
     "A shown worker": _worker_of(STATUS, GROUP, WORKER),
     "An emergency stop": STOP,
     "A stopped cluster": STOP["clusters"][0],
