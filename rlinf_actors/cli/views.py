@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from rlinf_actors.cli.output import (
     size,
     yes_option,
 )
+from rlinf_actors.cli.process_figures import figures_of
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging.routes import COLUMNS, lines
@@ -365,38 +365,6 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
     known = ", ".join(sorted(f"{group.name} ({group.namespace})" for group in groups)) or "none at all"
     ended = f"if it has ended, `rlinf-actors events --group {name}` says how it ended"
     raise UsageError(f"there is no group {name!r}{where}; there are: {known}; {ended}")
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The CPU time, memory, threads and descriptors that a process uses."""
-
-    cpu_s: float  # CPU time so far of all its threads, in user and system mode
-    rss_bytes: int  # resident memory, shared memory included
-    threads: int
-    descriptors: int | None  # open descriptors; None if this user may not see them
-
-
-def figures_of(pid: int) -> Figures | None:
-    """Return the resources that the process *pid* uses, or None if the process has ended, if this user may not see it,
-    or if psutil (of the extra [cli]) is not installed.
-    """
-    try:
-        import psutil  # 40 ms, and few commands show figures
-    except ModuleNotFoundError:
-        return None
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            times = process.cpu_times()
-            cpu_s, rss, threads = times.user + times.system, process.memory_info().rss, process.num_threads()
-    except psutil.Error:
-        return None
-    try:
-        descriptors: int | None = process.num_fds()
-    except psutil.Error:
-        descriptors = None
-    return Figures(round(cpu_s, 2), rss, threads, descriptors)
 
 
 @click.command()

@@ -13,7 +13,8 @@ from terminal import terminal as narrow_terminal
 
 from rlinf_actors.cli import output
 from rlinf_actors.cli.channel_command import waiter_name
-from rlinf_actors.cli.views import Figures, worker_dict
+from rlinf_actors.cli.process_figures import Figures
+from rlinf_actors.cli.views import worker_dict
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.program import DriverState, Program
 

@@ -23,7 +23,7 @@ from rlinf_actors.cli.doctor import machine_checks as doctor_checks
 from rlinf_actors.cli.doctor.finding import Finding
 from rlinf_actors.cli.doctor.machine import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
 from rlinf_actors.cli.doctor.machine_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess, diagnose
-from rlinf_actors.cli.views import Figures
+from rlinf_actors.cli.process_figures import Figures
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
 from rlinf_actors.net.link import Diagnosis
 from rlinf_actors.net.rpc import KeyRefusedError

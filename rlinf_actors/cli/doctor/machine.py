@@ -28,8 +28,8 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import leftovers
 from rlinf_actors.cli.doctor.machine_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess
+from rlinf_actors.cli.process_figures import figures_of
 from rlinf_actors.cli.queries import fetch_status
-from rlinf_actors.cli.views import figures_of
 from rlinf_actors.config_files import read_text
 from rlinf_actors.diagnosis.machine import collect, has_template, holders
 from rlinf_actors.errors import AuthenticationError, ConfigError, RlinfActorsError

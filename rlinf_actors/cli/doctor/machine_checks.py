@@ -11,7 +11,7 @@ from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli.doctor.finding import FAIL, PASS, WARN, Check, Finding
 from rlinf_actors.cli.doctor.node_checks import NODE_CHECKS
 from rlinf_actors.cli.output import mib
-from rlinf_actors.cli.views import Figures
+from rlinf_actors.cli.process_figures import Figures
 from rlinf_actors.head.key_registry import WARNINGS_S
 from rlinf_actors.model.readable import duration
 from rlinf_actors.wire.check_values import NodeFacts
