@@ -71,7 +71,13 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("keyed", [True, False], ids=["keys", "plain"])
+@pytest.mark.parametrize(
+    "keyed",
+    [
+        pytest.param(True, id="keys"),
+        pytest.param(False, id="plain", marks=pytest.mark.nightly("with keys is how nodes run; tests/net has both")),
+    ],
+)
 def test_large_parts_travel_between_nodes(network: list[netns_kit.Host], tmp_path: Path, keyed: bool) -> None:
     head, far = network
     address = f"{head.ip}:6399"
