@@ -181,7 +181,7 @@ class Config(msgspec.Struct, frozen=True):
     nested: bool = True
     """False: only drivers launch on this node, and no workers."""
     strict: bool = False
-    """True: without `admit.drivers` nobody may launch on this node (also `agentd --strict`)."""
+    """True: without `admit.drivers` no driver may launch on this node (also `agentd --strict`)."""
     notify_command: tuple[str, ...] = ()
     """Program, with its arguments, that the head runs for each event: the absolute path first, no shell ([Get
     notified](../how-to/get-notified.md)). The table `[notify]` counts where the head runs; `rlinf-actors head` reads it

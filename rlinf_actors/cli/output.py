@@ -139,7 +139,7 @@ def confirm(yes: bool, does: str, question: str, *, can_ask: bool = True) -> Non
     a program.
 
     Raises:
-        UsageError: nobody can be asked.
+        UsageError: there is no terminal in which to ask.
         click.Abort: the answer is no.
     """
     if yes:

@@ -1,4 +1,4 @@
-"""What a process of this machine uses, by psutil."""
+"""CPU time, memory, threads and descriptors of a process of this machine, as psutil reports them."""
 
 from __future__ import annotations
 

@@ -96,22 +96,12 @@ class NamedLink(ZmqLink):
     connect: a head may come back with another address. If there are several addresses, the next one is tried.
     """
 
-    def __init__(
-        self,
-        network: ZmqNetwork,
-        endpoint: str,
-        identity: bytes,
-        proof: Proof | None,
-        events: LinkEvents,
-        on_message: OnMessage,
-        on_failed: OnFailed | None = None,
-        on_any_thread: OnAnyThread | None = None,
-    ) -> None:
+    def _connect(self, identity: bytes, proof: Proof | None, events: LinkEvents) -> None:
         self._at = ""  # the endpoint with an address that libzmq has
         self._kept: Messages = []  # sent before there was one
         self._looking = self._connected = False
         self._later: asyncio.TimerHandle | None = None
-        super().__init__(network, endpoint, identity, proof, events, on_message, on_failed, on_any_thread)
+        super()._connect(identity, proof, events)
 
     def _watch(self) -> None:
         self._monitor = SocketMonitor(self._socket, self._loop, AT_CLIENT | RETRIED, self._on_event)
