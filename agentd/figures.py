@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
+from agentd.run_dir import boot_id
 from rlinf_actors import procfs
 from rlinf_actors.diagnosis.machine import SHARED_MEMORY, disk_figures
 from rlinf_actors.net.loop import Tasks
@@ -241,6 +242,7 @@ def _machine() -> NodeFigures:
         load=os.getloadavg()[0],
         memory_bytes=memory.get("MemTotal", 0),
         memory_free_bytes=memory.get("MemAvailable", 0),
+        machine=boot_id(),
     )
 
 

@@ -158,7 +158,9 @@ class Board:
         methods: calls by (job, group) and method.
         events: the newest events.
         event_counts: number of events by kind, since this process began.
-        calls_history, cpu_history: calls in a second, and busy processors, of the cluster at the last samples.
+        calls_history, cpu_history: calls in a second, and busy processors, of the cluster at the last samples. A
+            machine with several nodes counts once.
+        cpus: number of the processors whose use the newest of `cpu_history` has, 0 if no node's use is known.
         node_history: busy share of each node's processors at the last samples, by id.
         number: number of samples so far.
     """
@@ -175,6 +177,7 @@ class Board:
         self.event_counts: collections.Counter[str] = collections.Counter()
         self.calls_history: collections.deque[float] = collections.deque(maxlen=KEPT)
         self.cpu_history: collections.deque[float] = collections.deque(maxlen=KEPT)
+        self.cpus = 0
         self.node_history: dict[str, collections.deque[float]] = {}
         self.number = 0
         self._rates = Rates()
@@ -188,6 +191,7 @@ class Board:
             return
         self.last_status, self.last_at = sample.status, sample.at
         self._take_nodes(sample, sample.status)
+        self._take_machines()
         self._take_workers(sample, sample.status)
         self._take_channels(sample)
         self._rates.turn()
@@ -224,6 +228,15 @@ class Board:
         known = {node.id for node in self.nodes}
         self.node_history = {id: history for id, history in self.node_history.items() if id in known}
 
+    def _take_machines(self) -> None:
+        machines: dict[str, tuple[float, int]] = {}  # share of the processors that are busy, and their number
+        for node in self.nodes:
+            if node.figures is not None and node.cpu is not None:
+                machines.setdefault(node.figures.machine or node.id, (node.cpu, node.figures.cpus))
+        self.cpus = sum(cpus for _, cpus in machines.values())
+        if machines:
+            self.cpu_history.append(sum(share * cpus for share, cpus in machines.values()))
+
     def _take_workers(self, sample: Sample, status: Status) -> None:
         nodes = {node.state.rank: node for node in self.nodes if node.state.rank >= 0}
         found = {one.id: one for figures in sample.figures.values() for one in figures.workers}
@@ -256,9 +269,9 @@ class Board:
         self.methods = {key: methods for key, methods in self.methods.items() if key in alive}
         for key, methods in recent.items():
             self._add_to_totals(self.methods.setdefault(key, {}), methods)
-        self.calls_history.append(sum(worker.calls or 0.0 for worker in self.workers))
-        busy = [(node.cpu or 0.0) * node.figures.cpus for node in self.nodes if node.figures is not None]
-        self.cpu_history.append(sum(busy))
+        rates = [worker.calls for worker in self.workers if worker.calls is not None]
+        if rates or not self.workers:  # else this is the first sample
+            self.calls_history.append(sum(rates))
 
     def _add_calls(self, recent: dict[str, MethodFigures], figures: WorkerFigures) -> None:
         """Add what a worker has called since the sample before to *recent*, which has that of its whole group."""

@@ -118,8 +118,8 @@ def summary(board: Board, status: Status | None) -> dict[str, Any]:
         "workers": len(living),
         "worker_states": _counts(living) or "none",
         "calls": _sum(worker.calls for worker in board.workers) or 0.0,
-        "busy": board.cpu_history[-1] if board.cpu_history else 0.0,
-        "cpus": sum(one.cpus for one in figures),
+        "busy": board.cpu_history[-1] if board.cpus else None,
+        "cpus": board.cpus,
         "devices": sum(len(one.infos) for one in hardware),
         "device_busy": sum(found) / len(found) / 100 if found else None,
     }

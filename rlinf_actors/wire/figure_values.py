@@ -211,6 +211,7 @@ class NodeFigures(Value, frozen=True, tag=True):
         devices_age_s: how old their figures are, in seconds: they take a process each time.
         disks: the file systems that it writes to.
         age_s: how old the figures are, in seconds: agentd collects them at most once in a second.
+        machine: equal for nodes of one machine, whose processors and memory they share; "" from an older agentd.
     """
 
     workers: OfNode[WorkerFigures] = []
@@ -225,3 +226,4 @@ class NodeFigures(Value, frozen=True, tag=True):
     devices_age_s: Number = 0.0
     disks: Few[DiskFigures] = []
     age_s: Number = 0.0
+    machine: Name = ""

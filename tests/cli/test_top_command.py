@@ -86,6 +86,7 @@ def test_keys_and_a_new_size_change_what_is_shown(local):
         assert "miners:0" not in top.until("/ :1").rpartition("\x1b[H")[2]
         top.type("\x1b")
         top.until("miners:0")
+        top.until(f" of {os.cpu_count()} CPUs busy")  # both nodes are on this machine
         top.resize(60, 6)  # one row
         top.until("rows 1 to 1 of 4")
         top.type("\x1b[B")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from board_kit import board
+from board_kit import board, figures, status
+from msgspec.structs import replace
 
 from rlinf_actors.cli.top.view import Choice, headline, keys, pressed, report, table
 from rlinf_actors.sampling.sample import Board, Sample
+from rlinf_actors.serve.pages import summary
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import ChannelFigures, DeviceFigures, NodeFigures, ProcessFigures, WorkerFigures
 from rlinf_actors.wire.values import GroupState, NodeReport, NodeState, WorkerState
@@ -100,6 +102,20 @@ def test_cells_have_use_calls_and_accelerators():
         "-",
     ]
     assert headline(cluster()) == "nodes: 2 ready; workers: 5 running; 5.0 of 16 CPUs busy"
+
+
+def test_processors_of_a_machine_with_two_nodes_count_once():
+    found = Board()
+    for at in (100.0, 105.0):
+        nodes = {id: replace(one, machine="boot-id") for id, one in figures(at, 1).items()}
+        assert len(nodes) == 2
+        found.take(Sample(at, at, status(), nodes))
+        if at == 100.0:  # a rate needs two samples
+            assert "CPUs" not in headline(found)
+            assert (summary(found, status())["busy"], list(found.cpu_history)) == (None, [])
+    assert headline(found).endswith("32.0 of 64 CPUs busy")
+    assert [summary(found, status())[name] for name in ("busy", "cpus")] == [32.0, 64]
+    assert list(found.cpu_history) == [32.0]
 
 
 def test_a_narrow_screen_leaves_out_empty_and_then_less_important_columns():

@@ -150,9 +150,8 @@ def table(board: Board, choice: Choice) -> Table:
 def headline(board: Board) -> str:
     """Return the line about the whole cluster."""
     nodes, workers = (node.state.state for node in board.nodes), (worker.state.state for worker in board.workers)
-    cpus = sum(node.figures.cpus for node in board.nodes if node.figures and node.cpu is not None)
     parts = [f"nodes: {_counts(nodes)}", f"workers: {_counts(state for state in workers if state != 'gone')}"]
-    return "; ".join([*parts, f"{board.cpu_history[-1]:.1f} of {cpus} CPUs busy"] if cpus else parts)
+    return "; ".join([*parts, f"{board.cpu_history[-1]:.1f} of {board.cpus} CPUs busy"] if board.cpus else parts)
 
 
 def _memory(node: NodeView) -> str:
@@ -285,6 +284,7 @@ def node_dict(node: NodeView) -> dict[str, Any]:
         "workers": node.workers,
         "cpu": _rounded(node.cpu),
         "cpus": figures.cpus if figures else node.state.report.num_cpus,
+        "machine": figures.machine if figures else "",
         "load": figures.load if figures else None,
         "memory_bytes": figures.memory_bytes if figures else node.state.report.memory_bytes,
         "memory_used_bytes": figures.memory_bytes - figures.memory_free_bytes if figures else None,
