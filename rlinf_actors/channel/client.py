@@ -66,6 +66,11 @@ class JoinedWork(AsyncWork[T]):
         for work in works:
             work._on_done(self._one_done)
 
+    def abandon(self) -> None:
+        """Log no error of this work, nor of those that it waits for: no code will ask for the result."""
+        for work in (self, *self._works):
+            work._seen = True
+
     def _one_done(self) -> None:
         with self._lock:
             self._left -= 1
@@ -204,7 +209,7 @@ class RemoteChannel(RequestMaker):
 
     # --- requests to all replicas ---
 
-    def show(self) -> AsyncWork[View]:
+    def show(self, what: str = "counts") -> AsyncWork[View]:
         def merge(works: list[Query]) -> View:
             for work in works:
                 work._seen = True  # the first error is raised below; the others need no log
@@ -215,7 +220,7 @@ class RemoteChannel(RequestMaker):
                 {key: count for _, _, dead in answers for key, count in dead.items()},
             )
 
-        queries = self._ask_all(lambda id: frames.ChannelShow(id, "counts"), lambda peer, parts: description(parts))
+        queries = self._ask_all(lambda id: frames.ChannelShow(id, what), lambda peer, parts: description(parts))
         return JoinedWork(f"a look at channel {self._name!r}", queries, merge)
 
     def close(self) -> AsyncWork[None]:

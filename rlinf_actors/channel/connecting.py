@@ -194,8 +194,8 @@ class ConnectingChannel(RequestMaker):
             self.search._seen = True  # the requests report it
             self._buffer.fail(error)
 
-    def show(self) -> AsyncWork[View]:
-        return self._deferred("a look at", lambda channel: channel.show())
+    def show(self, what: str = "counts") -> AsyncWork[View]:
+        return self._deferred("a look at", lambda channel: channel.show(what))
 
     def close(self) -> AsyncWork[None]:
         return self._deferred("close() of", lambda channel: channel.close())

@@ -10,11 +10,14 @@ from rlinf_actors.channel.connecting import ConnectingChannel
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.channel.results import ShownItem, T, UndeliverableItem, View
-from rlinf_actors.errors import ChannelBrokenError, ChannelClosedError
+from rlinf_actors.errors import CallTimeoutError, ChannelBrokenError, ChannelClosedError, RlinfActorsError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.shown import html_table
 
 V = TypeVar("V")
+
+SHOWN_S = 0.5
+"""Seconds for which a notebook that shows a channel waits for its host: the notebook's event loop stands meanwhile."""
 
 Backend = RemoteChannel | ConnectingChannel | LocalChannel
 """The items are in host processes; the host is not found yet; the items are in this process. No method blocks."""
@@ -29,10 +32,24 @@ class ChannelViews(Generic[T]):
     _maxsize: int | None
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks, of what this process knows: a question to the host could block the notebook."""
+        """Return a table for notebooks. The host is asked for the numbers of items, and has SHOWN_S to answer."""
+        asked = None
+        try:
+            asked = self._backend.show("sizes")
+            closed, keys, dead = asked.wait(SHOWN_S)
+        except CallTimeoutError:
+            if isinstance(asked, JoinedWork):
+                asked.abandon()
+            items, lost = f"not known: the host has not answered within {SHOWN_S:g} s", 0
+        except RlinfActorsError as error:
+            items, lost = f"not known: {error}", 0
+        else:
+            under = f" under {len(keys)} keys" if len(keys) > 1 else ""
+            items = f"{sum(count for _, count, _ in keys)}{under}{' (closed)' if closed else ''}"
+            lost = sum(dead.values())
         size = "not known yet" if self._maxsize is None else self._maxsize or "no limit"
-        rows = [("job", self._namespace or "none: the items are in this process"), ("maxsize", size)]
-        return html_table(repr(self)[1:-1], ("", ""), rows)
+        rows = [("job", self._namespace or "none: the items are in this process"), ("maxsize", size), ("items", items)]
+        return html_table(repr(self)[1:-1], ("", ""), [*rows, *([("undeliverable", lost)] if lost else [])])
 
     @property
     def is_local(self) -> bool:

@@ -118,7 +118,7 @@ class LocalChannel:
         with self._lock:
             return self.completed((self._queue.size(where), self._queue.full(where)))
 
-    def show(self) -> AsyncWork[View]:
+    def show(self, what: str = "counts") -> AsyncWork[View]:
         queue = self._queue
         with self._lock:
             keys: list[Any] = queue.in_use()

@@ -299,13 +299,13 @@ class QueueServer:
         for key in self._queue.in_use():
             waiting = self._queue.waiting(key)
             about = []
-            for item in waiting[:SHOWN_ITEMS]:
+            for item in waiting[: 0 if frame.what == "sizes" else SHOWN_ITEMS]:
                 whole = item.nbytes <= SHOWN_BYTES
                 about.append((len(item.value) if whole else -1, item.nbytes - ITEM_BYTES, item.weight, item.again))
                 parts += item.value if whole else ()
             rows.append((key, len(waiting), about))
         answer: tuple[Any, ...] = (self._queue.closed, rows)
-        if frame.what == "counts":
+        if frame.what in ("counts", "sizes"):
             dead = [(key, len(self._queue.undeliverable(key))) for key in self._queue.in_use()]
             answer = (*answer, [(key, count) for key, count in dead if count])
         self._send(peer, frames.Ok(frame.id), [_pack(answer), *parts])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -219,10 +219,10 @@ class GroupControl:
         """Return the state of each worker by rank, as the head last reported it. Ranks without a report are missing."""
         return dict(self.group.states)
 
-    def _as_html(self, title: str) -> str:
-        """Return the workers as a table for a notebook, by what this process knows. Does not block."""
-        headings = ("rank", "node", "address", "state", "process", "restarts")
-        return html_table(title, headings, [_row(rank, state) for rank, state in sorted(self.states().items())])
+    def _as_html(self, title: str, ranks: Iterable[int]) -> str:
+        """Return the workers of *ranks* as a table for a notebook, by what this process knows. Does not block."""
+        headings, states = ("rank", "node", "address", "state", "process", "restarts"), self.states()
+        return html_table(title, headings, [_row(rank, states[rank]) for rank in ranks if rank in states])
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until every worker is constructed, or raise the error of the launch.

@@ -430,7 +430,7 @@ class WorkerGroup(Calls[T], Resizing):
         return f"<WorkerGroup {control.name!r} of {control.world_size} {control.cls_name}>"
 
     def _repr_html_(self) -> str:
-        return self._control._as_html(repr(self)[1:-1])
+        return self._control._as_html(repr(self)[1:-1], sorted(self._control.states()))
 
 
 GroupControl._handle_cls = WorkerGroup
@@ -475,6 +475,10 @@ class GroupView(Calls[T]):
 
     def __repr__(self) -> str:
         return f"<ranks {list(self._ranks)} of group {self._control.name!r}>"
+
+    def _repr_html_(self) -> str:
+        self._unused = False  # who looks at a view in a notebook sees what it is
+        return self._control._as_html(repr(self)[1:-1], self._ranks)
 
 
 def _arrived(carried: bytes, ranks: Sequence[int] | None = None, options: Mapping[str, Any] | None = None) -> Any:

@@ -87,9 +87,10 @@ class ChannelLook(Frame, frozen=True, tag=45):
 class ChannelShow(Frame, frozen=True, tag=46):
     """Ask for the waiting items, to show them. Answered by Ok with [closed, a row for each key]; small items follow.
 
-    Since protocol 7 `what` can be "counts", "list" or "drain"; a host of protocol 6 ignores it. "counts" adds the
-    number of undeliverable items of each key to the answer. "list" and "drain" return the undeliverable items of `key`,
-    after [None, descriptions of the items]; "drain" also removes the items, and is acknowledged like a get.
+    Since protocol 7 `what` can be "counts", "sizes", "list" or "drain"; a host of protocol 6 ignores it. "counts" adds
+    the number of undeliverable items of each key to the answer; "sizes" adds it too, and leaves out the items. "list"
+    and "drain" return the undeliverable items of `key`, after [None, descriptions of the items]; "drain" also removes
+    the items, and is acknowledged like a get.
     """
 
     id: int

@@ -95,7 +95,12 @@ NOT_RUN: Mapping[str, Collection[str]] = {
     "docker": ("kubernetes",),
     "nftables": ("files-and-ports",),
     "packages from an index": (
-        "first-program", "install", "rlinf", "testing", "train-a-policy", "two-machines",
+        "first-program",
+        "install",
+        "rlinf",
+        "testing",
+        "train-a-policy",
+        "two-machines",
     ),
     "systemd": ("install", "operate"),
 }
