@@ -14,6 +14,7 @@ from rlinf_actors.cli.output import echo, json_option, note, plain, show_json
 from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict, report_lines
 from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.model.readable import ranges
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.client_messages import Status
@@ -109,7 +110,10 @@ def select(status: Status, target: str, job: str) -> list[Place]:
         return found
     chosen = [place for place in found if str(place[1].rank) == rank]
     if not chosen:
-        raise UsageError(f"group {name!r} has no running rank {rank!r}")
+        runs = ranges(worker.rank for _, worker in found) or "none"
+        ended = ranges(worker.rank for worker in groups[0].workers if worker.state == "gone")
+        what = f"group {name!r} has no running rank {rank!r}; there are: {runs}"
+        raise UsageError(what + (f"; ended: {ended}" if ended else ""))
     return chosen
 
 

@@ -102,4 +102,4 @@ def test_a_worker_that_has_ended_is_shown_while_its_group_runs(shown):
     code, out, _ = shown("worker", "show", f"{name}:1", "--json", status=example_status())
     assert (code, json.loads(out)["exit"]["signal"]) == (0, 9)
     code, _, err = shown("worker", "show", f"{name}:7", status=example_status())
-    assert (code, "has no running rank '7'" in err) == (64, True)
+    assert (code, "has no running rank '7'; there are: 0; ended: 1\n" in err) == (64, True)

@@ -203,7 +203,7 @@ def test_workers_are_chosen_by_group_rank_and_job():
         ("env", "", "several jobs have a group 'env'"),
         ("nope", "", "there is no group 'nope'; there are: env of job a, env of job b; .*events --group nope`"),
         ("", "c", "there is no group of job 'c'"),
-        ("env:7", "a", "group 'env' has no running rank '7'"),
+        ("env:7", "a", "group 'env' has no running rank '7'; there are: 0-1"),
     ],
 )
 def test_workers_that_are_not_there_are_refused_with_what_there_is(target, job, text):
