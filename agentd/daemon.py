@@ -152,7 +152,7 @@ class Daemon:
             parent = Settings.load().kept_logs
             if self._config.embedded and parent is not None:
                 with contextlib.suppress(OSError):  # no driver is left to report it to
-                    keep(directory.path, parent)
+                    keep(directory.path, parent, "its driver has ended, and left it")
             shutil.rmtree(directory.path, ignore_errors=True)
 
     def _order_template(self, run_dir: str, stack: contextlib.AsyncExitStack) -> None:

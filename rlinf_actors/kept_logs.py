@@ -20,11 +20,14 @@ _RUN = re.compile(r"rlinf-actors-\d{8}-\d{6}-")
 """Beginning of the name of a kept run's directory. Other directories in the same place are not removed."""
 _LOGS = ("logs", "agentd.log")
 """The entries of a run directory that are kept."""
+REASON = "reason.txt"
+"""The file beside them that says why."""
 
 
-def keep(run_dir: str, parent: str) -> str:
+def keep(run_dir: str, parent: str, why: str) -> str:
     """Move the logs of a private cluster from its run directory *run_dir* to a new directory in *parent*.
 
+    A file there says *why*, for people who find the directory later.
     Then remove the oldest kept logs in *parent* until at most KEPT_RUNS directories and KEPT_BYTES bytes are left.
 
     Returns:
@@ -41,6 +44,7 @@ def keep(run_dir: str, parent: str) -> str:
     kept.mkdir(mode=0o700)
     for path in found:
         shutil.move(path, kept / path.name)
+    kept.joinpath(REASON).write_text(f"{why}\n")
     _trim(Path(parent), kept)
     return str(kept)
 

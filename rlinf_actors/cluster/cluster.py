@@ -176,7 +176,7 @@ class Cluster(ClusterNames, TracedCluster, NodesTable):
         self._starting: asyncio.Task[None] | None = None
         self._connected = self._shared = self._closed = False
         self._ending: concurrent.futures.Future[None] | None = None
-        self._gone, self._failed = "", False  # True if the script has raised an error out of a with block
+        self._gone = ""
         self._owner_pid = os.getpid()
         self._made_in = forks.generation
         settings, job = asked.settings(), worker_job()
@@ -283,7 +283,6 @@ class Cluster(ClusterNames, TracedCluster, NodesTable):
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])  # the start stops the daemon itself; its caller gets the error
-        self._failed = self._failed or self.runtime.lost.script_failed
         self.runtime.lost.close()
         # for traces and profiles too; else the end of a private cluster stops the groups
         waits = self._daemon is None or self._trace is not None or (self.config and self.config.profiling)
@@ -299,20 +298,20 @@ class Cluster(ClusterNames, TracedCluster, NodesTable):
             say(f"the logs of this private cluster are kept in {kept} because {self._failure()}")
 
     def _failure(self) -> str:  # "" if nothing failed
-        return "its daemon ended" if self._gone else "the script failed" if self._failed else self.runtime.failure
+        return "its daemon ended" if self._gone else self.runtime.lost.failure or self.runtime.failure
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._failed = (self._job is None and self.runtime.lost.script_raised(error)) or self._failed
+        self.runtime.lost.script_raised(error if self._job is None else None)  # in a worker no script ends
         self.shutdown()
 
     async def __aenter__(self) -> Cluster:
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._failed = (self._job is None and self.runtime.lost.script_raised(error)) or self._failed
+        self.runtime.lost.script_raised(error if self._job is None else None)  # in a worker no script ends
         await self.shutdown_async()
 
     @classmethod

@@ -157,14 +157,14 @@ class EmbeddedDaemon:
         self,
         ask: Callable[[], Awaitable[object]] | None = None,
         timeout: float = 10.0,
-        failed: Callable[[], object] = lambda: True,
+        failed: Callable[[], str] = lambda: "it did not start",
     ) -> str:
         """Stop the agentd, wait for its end, and remove its run directory. May be called twice. Loop thread.
 
         Args:
             ask: asks the agentd to end. If it is None or raises an RlinfActorsError, the agentd gets SIGTERM.
             timeout: seconds after which the agentd gets SIGKILL.
-            failed: called after the agentd has ended; returns what failed, if anything did, so that the logs are kept.
+            failed: called after the agentd has ended; returns why the logs are kept, "" to remove them.
 
         Returns:
             The directory in which the logs are kept, "" if they were removed.
@@ -182,7 +182,7 @@ class EmbeddedDaemon:
         return Facts("waiting for the end of the private cluster")
 
     async def _stop(
-        self, ask: Callable[[], Awaitable[object]] | None, timeout: float, failed: Callable[[], object]
+        self, ask: Callable[[], Awaitable[object]] | None, timeout: float, failed: Callable[[], str]
     ) -> str:
         self._stopping = True
         process = self._process
@@ -210,18 +210,18 @@ class EmbeddedDaemon:
         if process is not None:
             process.wait()
             self._process = None
-        kept = self._keep_logs() if process is not None and failed() else ""
+        kept = self._keep_logs(why) if process is not None and (why := failed()) else ""
         if self.run_dir:
             shutil.rmtree(self.run_dir, ignore_errors=True)
             clear_stale(Settings.load())  # the record of an agentd that was killed
         return kept
 
-    def _keep_logs(self) -> str:
+    def _keep_logs(self, why: str) -> str:
         parent = Settings.load().kept_logs
         if parent is None:
             return ""
         try:
-            return keep(self.run_dir, parent)
+            return keep(self.run_dir, parent, why)
         except OSError as error:
             log.warning("the logs of the private cluster are removed, for they cannot be kept in %s: %s", parent, error)
             return ""

@@ -94,6 +94,7 @@ class LostErrors:
 
     Attributes:
         count: number of reported errors.
+        failure: how the script failed (`failure_of`), known after `script_raised` or `close`; "" if it did not.
     """
 
     def __init__(self, change_exit_code: bool, later: Later, end_driver: Callable[[], object] | None = None) -> None:
@@ -105,24 +106,19 @@ class LostErrors:
         self._later = later
         self._end_driver = end_driver
         self._exit_code = _ExitCode.watched() if change_exit_code else None
-        self._failure = ""
+        self.failure = ""
         self.count = 0
 
-    @property
-    def script_failed(self) -> bool:
-        """True if the script ends by an exception or a non-zero exit code. Always False without *change_exit_code*."""
-        return self._exit_code is not None and self._exit_code.chosen
-
-    def script_raised(self, error: BaseException | None) -> bool:
-        """Note the exception, if any, with which the script leaves its cluster. Return True if there is one."""
-        self._failure = (self._failure or failure_of(error)) if error is not None else self._failure
-        return error is not None
+    def script_raised(self, error: BaseException | None) -> None:
+        """Note the exception, if any, with which the script leaves its cluster."""
+        if error is not None:
+            self.failure = self.failure or failure_of(error)
 
     @property
     def farewell(self) -> str:
         """Why the driver leaves, for the head's event log: an operator does not see the script's terminal."""
-        if self._failure or not self.count:
-            return self._failure or "the process ends"
+        if self.failure or not self.count:
+            return self.failure or "the process ends"
         calls = "1 failed call was" if self.count == 1 else f"{self.count} failed calls were"
         return f"the process ends; {calls} never awaited"
 
@@ -183,7 +179,7 @@ class LostErrors:
                 self._lost(failed, record)
         exit_code, self._exit_code = self._exit_code, None
         if exit_code is not None:
-            self._failure = self._failure or exit_code.failure
+            self.failure = self.failure or exit_code.failure
             exit_code.release()
 
     def _overdue(self, record: _Open) -> None:

@@ -90,7 +90,9 @@ class TestHere:
         assert done.returncode == 128 + signal.SIGKILL
         assert "ended 2 processes that the program had left" in done.stderr
         (kept,) = (tmp_path / "kept").iterdir()
-        assert f"the logs of this run are kept in {kept}" in done.stderr
+        why = "the program was killed by signal 9"
+        assert f"the logs of this run are kept in {kept} because {why}\n" in done.stderr
+        assert (kept / "reason.txt").read_text() == f"{why}\n"
         assert {"head.log", "node0.log"} <= {path.name for path in (kept / "logs").iterdir()}
 
     def test_signals_reach_the_program_and_other_commands_the_cluster(self):

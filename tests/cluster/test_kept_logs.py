@@ -29,17 +29,18 @@ def earlier(parent, names, size=1):
 
 def test_logs_are_moved_and_nothing_else(run_dir, tmp_path):
     parent = tmp_path / "deep" / "kept"
-    kept = keep(str(run_dir), str(parent))
+    kept = keep(str(run_dir), str(parent), "its script failed: ValueError: boom")
     assert kept.startswith(f"{parent}{os.sep}")
     assert kept.endswith("-rlinf-abc")
     found = {os.path.relpath(os.path.join(root, name), kept) for root, _, names in os.walk(kept) for name in names}
-    assert found == {"agentd.log", "logs/ns/g-0.out"}
+    assert found == {"agentd.log", "logs/ns/g-0.out", "reason.txt"}
+    assert (parent / kept / "reason.txt").read_text() == "its script failed: ValueError: boom\n"
     assert [path.name for path in run_dir.iterdir()] == ["lock"]
     assert parent.stat().st_mode & 0o077 == 0, "what workers print is nobody else's business"
 
 
 def test_a_cluster_without_logs_leaves_nothing(tmp_path):
-    assert keep(str(tmp_path), str(tmp_path / "kept")) == ""
+    assert keep(str(tmp_path), str(tmp_path / "kept"), "why") == ""
     assert not (tmp_path / "kept").exists()
 
 
@@ -47,7 +48,7 @@ def test_the_oldest_runs_beyond_the_count_are_removed(run_dir, tmp_path, monkeyp
     monkeypatch.setattr(kept_logs, "KEPT_RUNS", 3)
     names = [f"rlinf-actors-2020010{day}-000000-x" for day in (1, 2, 3)]
     earlier(tmp_path / "kept", names)
-    kept = keep(str(run_dir), str(tmp_path / "kept"))
+    kept = keep(str(run_dir), str(tmp_path / "kept"), "why")
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {*names[1:], os.path.basename(kept)}
 
 
@@ -56,14 +57,14 @@ def test_directories_of_others_in_the_same_place_stay(run_dir, tmp_path, monkeyp
     monkeypatch.setattr(kept_logs, "KEPT_BYTES", 10)
     others = {"results", "20200101-000000-sweep", "zz"}
     earlier(tmp_path / "logs", others, size=1000)
-    kept = keep(str(run_dir), str(tmp_path / "logs"))
+    kept = keep(str(run_dir), str(tmp_path / "logs"), "why")
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {*others, os.path.basename(kept)}
 
 
 def test_the_oldest_runs_beyond_the_size_are_removed_and_never_the_newest(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(kept_logs, "KEPT_BYTES", 10)
     earlier(tmp_path / "kept", ["rlinf-actors-20200101-000000-a"])
-    kept = keep(str(run_dir), str(tmp_path / "kept"))
+    kept = keep(str(run_dir), str(tmp_path / "kept"), "why")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [os.path.basename(kept)]
 
 

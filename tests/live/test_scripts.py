@@ -188,7 +188,7 @@ class TestOutput:
                 {end}
         """
         env = {"RLINF_ACTORS_KEPT_LOGS": str(tmp_path / "kept")}
-        done = run(tmp_path, body.format(end="pass"), **env)
+        done = run(tmp_path, body.format(end="sys.exit()"), **env)
         assert (done.returncode, done.stderr) == (0, "")
         assert not (tmp_path / "kept").exists()
         done = run(tmp_path, body.format(end="group.bad(); group.say('after').wait()"), **env)
@@ -208,8 +208,10 @@ class TestOutput:
             """,
             RLINF_ACTORS_KEPT_LOGS=str(tmp_path / "kept"),
         )
+        why = "its script failed: RuntimeError: the arm is gone"
         assert f"are kept in {tmp_path / 'kept'}" in done.stderr
-        assert "because the script failed" in done.stderr
+        assert f" because {why}\n" in done.stderr
+        assert [path.read_text() for path in (tmp_path / "kept").rglob("reason.txt")] == [f"{why}\n"]
 
     def test_log_directory_has_the_files_of_workers(self, tmp_path, head):
         done = run(

@@ -122,7 +122,7 @@ class RunCluster:
         self._orders: dict[str, NodeOrder] = {}
         self._missing: dict[str, str] = {}  # names of nodes, by node id
         self._address = ""
-        self._failed = True  # until the program succeeds
+        self._failure = "the program was not started"
         self._impatient = 0  # signals during the end
 
     # --- start ---
@@ -276,7 +276,8 @@ class RunCluster:
         finally:
             os.close(pidfd)
         code = started.returncode
-        self._failed = code != 0
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self._failure = f"the program {how}" if code else ""
         return code if code >= 0 else 128 - code
 
     def _watch(self, child: _Child) -> None:
@@ -341,11 +342,11 @@ class RunCluster:
 
     def _keep_logs(self) -> None:
         parent = Settings.load().kept_logs
-        if not self._failed or parent is None:
+        if not self._failure or parent is None:
             return
         try:
-            if kept := keep(self._dir, parent):
-                _say(f"the logs of this run are kept in {kept}")
+            if kept := keep(self._dir, parent, self._failure):
+                _say(f"the logs of this run are kept in {kept} because {self._failure}")
         except OSError as error:
             _say(f"the logs of this run are removed, for they cannot be kept in {parent}: {error}")
 
