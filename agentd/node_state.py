@@ -45,6 +45,7 @@ from rlinf_actors.errors import (
     WrongServerError,
 )
 from rlinf_actors.net.failure_detection import FailureDetector, ReconnectBackoff
+from rlinf_actors.plurals import counted
 from rlinf_actors.tracing.clocks import HeadClock
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
@@ -341,7 +342,7 @@ class AgentState:
             orphans = self._workers.owned_by(client)
             if orphans:
                 reason = f"its owner, client {client[:8]}, has ended, and the head does not answer"
-                self._out.append(e.LogStatus(f"{len(orphans)} workers end: {reason}"))
+                self._out.append(e.LogStatus(f"{counted(len(orphans), 'worker', 'ends|end')}: {reason}"))
                 self._stop(orphans, ORPHANS_GRACE_S, reason)
         self._judge_silence(now)
 

@@ -11,6 +11,7 @@ from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.channel.results import ShownItem, T, UndeliverableItem, View
 from rlinf_actors.errors import CallTimeoutError, ChannelBrokenError, ChannelClosedError, RlinfActorsError
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.shown import html_table
 
@@ -163,7 +164,7 @@ def _described(name: str, closed: bool, rows: list[tuple[Any, int, list[ShownIte
         rows: for each key, the key, the number of waiting items, and the first items.
         dead: number of undeliverable items by key.
     """
-    lines = [f"Channel {name!r}{' (closed)' if closed else ''}: {sum(row[1] for row in rows)} items"]
+    lines = [f"Channel {name!r}{' (closed)' if closed else ''}: {counted(sum(row[1] for row in rows), 'item')}"]
     for key, count, items in rows:
         more = f", … {count - len(items)} more" if count > len(items) else ""
         lost = f", and {dead[key]} undeliverable" if key in dead else ""

@@ -14,6 +14,7 @@ import msgspec
 
 from rlinf_actors import forks
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ItemNotProcessedError, UsageError
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.future import AsyncWork
 
 if TYPE_CHECKING:
@@ -259,8 +260,8 @@ def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: s
     """
     who = consumer or "a consumer that used get()"
     return ItemNotProcessedError(
-        f"an item of channel {name!r}, key {key!r}, was delivered {deliveries} times and never released; the last "
-        f"consumer was {who}: {reason}. The item is not delivered any more: read it by "
+        f"an item of channel {name!r}, key {key!r}, was delivered {counted(deliveries, 'time')} and never released; "
+        f"the last consumer was {who}: {reason}. The item is not delivered any more: read it by "
         f"channel.undeliverable({key!r}). The next take goes on with the next item",
         key=key,
         deliveries=deliveries,

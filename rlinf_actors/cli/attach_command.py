@@ -23,6 +23,7 @@ from rlinf_actors.cli.worker_command import job_option, place_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.loop import Tasks, call_threadsafe
+from rlinf_actors.plurals import counted
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import Events, GetEvents, Status
 from rlinf_actors.wire.debug_values import (
@@ -122,7 +123,9 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
                 note(f"{target} waits in a breakpoint at {answer.place}, thread {answer.thread}; Ctrl-D detaches")
             _show(answer, question)
             if answer.state == OVER:
-                more = f"; {answer.queued} more threads wait in breakpoints" if answer.queued else ""
+                more = (
+                    f"; {counted(answer.queued, 'more thread', 'waits|wait')} in breakpoints" if answer.queued else ""
+                )
                 note(f"{target} goes on{more}")
                 return
             if answer.asks and typed is None:
@@ -150,7 +153,7 @@ async def _tasks() -> AsyncIterator[Tasks]:
 
 def _show(answer: DebugAnswer, question: DebugQuestion) -> None:
     if 0 <= question.offset < answer.offset:
-        note(f"[{answer.offset - question.offset} characters are left out]")
+        note(f"[{counted(answer.offset - question.offset, 'character', 'is|are')} left out]")
     if answer.output:
         echo(answer.output, nl=False)
 

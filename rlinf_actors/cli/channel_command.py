@@ -13,6 +13,7 @@ from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import byte_count
 from rlinf_actors.net import discovery
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import ChannelFigures, FigureQuestion, NodeFigures
 from rlinf_actors.wire.node_questions import AskNode, answer_of
@@ -67,10 +68,10 @@ def show(name: str, job: str, head: str | None, as_json: bool) -> None:
         return
     for row in rows:
         limits = ", ".join(
-            [f"at most {row['max_items']} items a key"] * bool(row["max_items"])
+            [f"at most {counted(row['max_items'], 'item')} a key"] * bool(row["max_items"])
             + [f"at most {byte_count(row['max_bytes'])}"] * bool(row["max_bytes"])
         )
-        held = f"{row['items']} item{'s' * (row['items'] != 1)}, {byte_count(row['size'])} ({limits or 'no limit'})"
+        held = f"{counted(row['items'], 'item')}, {byte_count(row['size'])} ({limits or 'no limit'})"
         note(f"{name} of job {row['job']} on {row['host']}: {held}")
         if row["fault"]:
             note(f"its host does not answer: {row['fault']}")

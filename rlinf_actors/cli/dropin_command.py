@@ -12,6 +12,7 @@ from rlinf_actors.cli.output import echo, note
 from rlinf_actors.dropin import door
 from rlinf_actors.dropin.check import check, python_files
 from rlinf_actors.errors import UsageError
+from rlinf_actors.plurals import counted
 
 PTH = "rlinf_actors_dropin.pth"
 LINE = (
@@ -68,7 +69,8 @@ def _check(path: Path) -> None:
     for finding in findings:
         echo(finding)
     hit = len({finding.path for finding in findings})
-    note(f"{len(findings)} names in {hit} of {len(python_files(path))} Python files are not served")
+    names, files = counted(len(findings), "name"), counted(len(python_files(path)), "Python file")
+    note(f"not served: {names}, in {hit} of {files}")
     click.get_current_context().exit(1 if findings else 0)
 
 

@@ -24,6 +24,7 @@ from rlinf_actors.net.blocking_client import BlockingClient, HeadAnswered, HeadD
 from rlinf_actors.net.head_records import HeadRecord, find_records
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
+from rlinf_actors.plurals import counted
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import HEAD, HEAD_KEY, HEADS_DIR, KEY_DIR, KEY_FILE, RUN_DIR, Settings
 from rlinf_actors.wire.client_messages import EStop, EStopped, Status
@@ -251,7 +252,7 @@ class Report:
             return
         self._clusters.append({**_cluster(target), "acknowledged": True, "error": "", **summary(answer)})
         workers = len(answer.hits)
-        what = f"{workers} robot worker{'s' * (workers != 1)} told" if workers else "no robot worker is running"
+        what = f"{counted(workers, 'robot worker')} told" if workers else "no robot worker is running"
         self._line(f"STOPPED      {target.address}: {what} ({target.description})")
         for hit in answer.hits:
             where = f"{hit.worker} of namespace {hit.namespace} on {hit.node} ({', '.join(hit.robots)})"

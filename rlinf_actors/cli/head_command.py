@@ -40,6 +40,7 @@ from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, key_at
+from rlinf_actors.plurals import counted
 from rlinf_actors.procfs import forbid_dumps, set_name
 from rlinf_actors.security.keyfile import KeyFile, who
 from rlinf_actors.settings import LISTEN, Settings, Unit
@@ -138,7 +139,7 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
             [(group["group"], group["namespace"], group["workers"]) for group in groups],
             "no group is running",
         )
-    does = f"ends the cluster at {endpoint}, with {len(groups)} groups"
+    does = f"ends the cluster at {endpoint}, with {counted(len(groups), 'group')}"
     confirm(yes, does, f"End these and the head at {endpoint}?", can_ask=not as_json)
     ask_head(endpoint, StopCluster(by=who(), reason=reason), Done, STOP_S, partial(ending, status.groups))
     if as_json:

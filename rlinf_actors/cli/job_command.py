@@ -34,6 +34,7 @@ from rlinf_actors.cli.views import (
 )
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import duration
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.client_messages import Status
 
 
@@ -97,7 +98,7 @@ def stop(name: str, grace_s: float, reason: str, yes: bool, head: str | None, as
     for group in groups:
         note(group_text(status, group))
     if groups:
-        what = "1 group" if len(groups) == 1 else f"{len(groups)} groups"
+        what = counted(len(groups), "group")
         confirm(yes, f"ends {what} of job {name} (above)", f"End {what} of job {name}?", can_ask=not as_json)
     failed: dict[str, str] = {}
     for group in groups:
@@ -111,7 +112,7 @@ def stop(name: str, grace_s: float, reason: str, yes: bool, head: str | None, as
     if as_json:
         show_json(stopped_dict(found, failed))
     if failed:
-        raise RlinfActorsError(f"{len(failed)} of {len(groups)} groups of job {name!r} have not ended (above)")
+        raise RlinfActorsError(f"{len(failed)} of {counted(len(groups), 'group')} of job {name!r} did not end (above)")
     if not groups:
         note(f"job {name} has no group")
 

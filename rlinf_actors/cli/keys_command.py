@@ -375,7 +375,7 @@ def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, kee
         raise ClusterTimeoutError(f"{error} If it has taken the new key, that is in {beside}") from None
     beside.replace(path)
     warn(answer.warning)
-    when = f"the old key is valid for {keep_h:g} hours" if keep_h else "the old key is no longer valid"
+    when = f"the old key is valid for {keep_h:g} h" if keep_h else "the old key is no longer valid"
     note(f"{when}: restart the programs that run here as {new.role} {new.name}")
 
 

@@ -22,6 +22,7 @@ from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.placement.described import DescribedCluster, parse_description
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
+from rlinf_actors.plurals import counted
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, Status
 from rlinf_actors.wire.protocol import expected
@@ -90,7 +91,7 @@ def _real(config: ClusterConfig, head: str | None, settings: Settings) -> Descri
     missing = missing_ranks({state.report.node_id: state.rank for state in states}, config.num_nodes)
     if missing:
         raise ClusterTimeoutError(
-            f"{config.num_nodes - len(missing)} of {config.num_nodes} nodes are there; missing "
+            f"{config.num_nodes - len(missing)} of {counted(config.num_nodes, 'node')} registered; missing "
             f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}. Start agentd on them, or describe the "
             f"nodes in a file: --describe FILE",
             missing_ranks=missing,

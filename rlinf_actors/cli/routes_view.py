@@ -8,6 +8,7 @@ from typing import Any
 from rlinf_actors.cli.output import echo, show_table
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.placement.plan import Plan, PlannedComponent
+from rlinf_actors.plurals import counted
 from rlinf_actors.routing.route_plan import RouteShard, shards
 
 _OPTION = "--routes"
@@ -44,7 +45,8 @@ class Routes:
         """Print the routes: a line for each shard."""
         title = (
             f"{self.sender.name} to {self.receiver.name}: {len(self.sender.placements)} to "
-            f"{len(self.receiver.placements)} ranks, a batch of {self.batch_size} (any multiple of {self.multiple})"
+            f"{counted(len(self.receiver.placements), 'rank')}, a batch of {self.batch_size} "
+            f"(any multiple of {self.multiple})"
         )
         rows = [
             [

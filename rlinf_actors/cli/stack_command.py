@@ -17,6 +17,7 @@ from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import ranges
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.node_questions import AskNode, answer_of
 from rlinf_actors.wire.protocol import QUESTIONS
@@ -84,7 +85,7 @@ def stack(target: str, job: str, every: bool, level: str | None, head: str | Non
     if level and silent:  # without these options a worker that does not answer is a finding
         first = silent[0]
         raise RlinfActorsError(
-            f"{len(silent)} of {len(workers)} workers show no stacks: "
+            f"{len(silent)} of {counted(len(workers), 'worker')} gave no stacks: "
             f"{first.group}:{first.rank} on {first.node}: {first.answer.fault}"
         )
 

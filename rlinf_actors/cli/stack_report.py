@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rlinf_actors.model.readable import duration, ranges
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime import wait_graph
 from rlinf_actors.runtime.wait_graph import Step
 from rlinf_actors.wire.stack_values import IO_THREAD, NATIVE, PY_SPY, SIGNAL, Stack, StackFrame, Wait, WorkerStacks
@@ -124,7 +125,7 @@ def report_lines(workers: Sequence[ShownWorker]) -> Iterator[str]:
         for rank, text in itertools.islice(uneven.outside.items(), MAX_WAIT_LINES):
             yield f"  {uneven.group}:{rank} {text}"
         if len(uneven.outside) > MAX_WAIT_LINES:
-            yield f"  and {len(uneven.outside) - MAX_WAIT_LINES} other ranks"
+            yield f"  and {counted(len(uneven.outside) - MAX_WAIT_LINES, 'other rank')}"
         yield ""
     for some in alike(workers):
         yield from _group_lines(some)
@@ -234,7 +235,7 @@ def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
     for stack in first.answer.stacks:
         yield from _stack_lines(stack)
     if any(one.answer.cut for one in some):
-        yield f"  {max(one.answer.cut for one in some)} stacks or waits of a worker are left out"
+        yield f"  left out of a worker: {counted(max(one.answer.cut for one in some), 'stack or wait')}"
 
 
 def _wait_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
@@ -244,7 +245,7 @@ def _wait_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
             found.setdefault((wait.what, "" if wait.blocks else wait.where), []).append((one.rank, wait.seconds))
     for number, ((what, place), waiting) in enumerate(found.items()):
         if number == MAX_WAIT_LINES:
-            yield f"  and {len(found) - number} other waits"
+            yield f"  and {counted(len(found) - number, 'other wait')}"
             return
         who = f"{some[0].group}:{ranges(rank for rank, _ in waiting)} " if len(some) > 1 else ""
         yield f"  {who}waits in {what} for {duration(max(age for _, age in waiting))}{place and f' ({place})'}"

@@ -22,6 +22,7 @@ from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, Traced, TraceFile, TraceReport, aside, chrome_path
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
+from rlinf_actors.plurals import counted
 from rlinf_actors.tracing.ring import DEFAULT_EVENTS, MAX_EVENTS
 from rlinf_actors.tracing.timeline import Timeline
 from rlinf_actors.wire.client_messages import ReadTrace, Status, TraceRead
@@ -84,15 +85,14 @@ def fetch(job: str, output: str, head: str | None, as_json: bool) -> None:
     path = Path(output)
     report = asyncio.run(_fetch(endpoint, name, [*_drivers_of(status, name), *_nodes_of(status)], path))
     for process, count in sorted(report.fallen_out.items()):
-        warn(f"{process}: {count} events are not in the trace, because later ones took their room (start --events)")
+        warn(f"{process}: {counted(count, 'event')} not in the trace: later ones took the room (start --events)")
     for line in report.missing:
         warn(f"the trace is not complete: {line}")
     if not report.processes:
         raise RlinfActorsError(f"job {name!r} has recorded nothing: run `rlinf-actors trace start --job {name}` first")
     found = trace_dict(name, path, report)
-    show(
-        as_json, found, f"the trace of {report.processes} processes is in {chrome_path(path)} (https://ui.perfetto.dev)"
-    )
+    where = f"{chrome_path(path)} (https://ui.perfetto.dev)"
+    show(as_json, found, f"the trace of {counted(report.processes, 'process')} is in {where}")
 
 
 def trace_dict(job: str, path: Path, report: TraceReport) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _switch(job: str, events: int, head: str | None, as_json: bool) -> None:
     faults = found["faults"]
     what = "record" if events else "record no longer"
     drivers = "the driver and " if found["drivers"] else ""
-    show(as_json, found, f"{drivers}{found['workers']} workers of job {name} {what}")
+    show(as_json, found, f"{drivers}{counted(found['workers'], 'worker')} of job {name} {what}")
     for text in faults:
         echo(plain(text), err=True)
     if faults:

@@ -9,6 +9,7 @@ import click
 from rlinf_actors.cli import firewall
 from rlinf_actors.cli.output import confirm, echo, note, yes_option
 from rlinf_actors.cli.queries import head_option
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.progress import Facts, named, showing_blocked
 from rlinf_actors.systemd import unit_files as files
 from rlinf_actors.systemd import unit_removal
@@ -114,8 +115,8 @@ def uninstall(directory: str, force: bool, yes: bool) -> None:
         note(f"stop and disable: {unit}{' (running)' if unit in found.running else ''}")
     for path in found.files:
         note(f"remove: {path}")
-    running, removed = len(found.running), len(found.files)
-    confirm(yes, f"stops {running} running units and their workers, and removes {removed} files", "Do this?")
+    running, removed = counted(len(found.running), "running unit"), counted(len(found.files), "file")
+    confirm(yes, f"stops {running} with all workers, and removes {removed}", "Do this?")
     with showing_blocked(lambda: Facts(named("waiting for systemd to stop ", found.running) or "waiting for systemd")):
         unit_removal.carry_out(found, folder)
     for path in found.files:

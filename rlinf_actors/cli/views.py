@@ -34,6 +34,7 @@ from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging.routes import COLUMNS, lines
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.host import host_key
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.progress import Facts, named
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings
@@ -148,7 +149,7 @@ def _others(found: Status) -> list[str] | str:
     if not found.drivers:
         return list(found.clients) or "none"
     count = len(found.clients) - len(found.drivers)
-    return f"{count} worker{'s' * (count > 1)} and children of workers" if count else "none"
+    return f"{counted(count, 'worker')} and children of workers" if count else "none"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -315,7 +316,7 @@ def group_text(status: Status, group: GroupState) -> str:
     alive = [worker for worker in group.workers if worker.state != "gone"]
     nodes = ", ".join(str(rank) for rank in sorted({worker.node_rank for worker in alive}))
     held = [one.title for one in status.leases if (one.namespace, one.group) == (group.namespace, group.name)]
-    text = f"group {group.name} of job {group.namespace}: {len(alive)} worker{'s' * (len(alive) != 1)}"
+    text = f"group {group.name} of job {group.namespace}: {counted(len(alive), 'worker')}"
     text += f" on node{'s' * (',' in nodes)} {nodes}" if nodes else ""
     text += f", which hold{'s' * (len(alive) == 1)} {', '.join(held)}" if held else ""
     owner = "no driver (detached)" if group.detached else owner_of(status, group)
@@ -342,7 +343,7 @@ def ending(groups: Sequence[GroupState], now: Status) -> Facts:
     alive = [f"{one.name}:{worker.rank}" for one in theirs for worker in one.workers if worker.state != "gone"]
     count = sum(len(one.workers) for one in groups)
     whose = f" of {groups[0].name}" if len(groups) == 1 else ""
-    return Facts(f"{count - len(alive)} of {count} workers{whose} have ended", named("still running: ", alive))
+    return Facts(f"{count - len(alive)} of {counted(count, 'worker')}{whose} ended", named("still running: ", alive))
 
 
 def check_ends_groups(status: Status) -> None:

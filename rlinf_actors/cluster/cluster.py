@@ -496,4 +496,4 @@ class Cluster(ClusterNames, TracedCluster, NodesTable):
         return {"cluster_config": self.config and without_types(self.config), **facts}
 
     def __repr__(self) -> str:
-        return f"<Cluster of {self.num_nodes} nodes, namespace {self.namespace!r}>"
+        return f"<Cluster num_nodes={self.num_nodes}, namespace={self.namespace!r}>"

@@ -44,6 +44,7 @@ from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.socket_security import is_tcp
 from rlinf_actors.placement.node_groups import build_node_groups
 from rlinf_actors.placement.node_order import missing_ranks
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime import driver_end
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.progress import Facts, nodes_facts, showing
@@ -464,7 +465,7 @@ async def learn_nodes(
         infos = node_infos(states)
     else:
         asked = ask_nodes(config, states, lambda query: runtime.ask(query, Enumerated, ANSWER_S), runtime.host)
-        whom = f"{len(states)} node{'s' * (len(states) != 1)}"
+        whom = counted(len(states), "node")
         infos = await runtime.progress.during(asked, f"asking {whom} for hardware", always=True)
         pieces = pieces_of(config, infos)
     return states, pieces, build_node_groups(config, infos)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import get_args
 
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError, UsageError
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.event_values import ClusterEvent, EventKind
@@ -71,7 +72,7 @@ class EventCursor:
         found = list(answer.events)
         if answer.missing:
             oldest = answer.events[0] if answer.events else None
-            text = f"{answer.missing} older events are not kept any more"
+            text = f"{counted(answer.missing, 'older event', 'is|are')} not kept any more"
             found.insert(
                 0, ClusterEvent((oldest.seq if oldest else answer.next) - 1, answer.at, "events_missing", text)
             )

@@ -20,6 +20,7 @@ import msgspec
 
 from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, Traced, TraceFile, TraceReport, aside, chrome_path
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime import driver_trace
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say
@@ -94,7 +95,8 @@ class JobTrace:
                 log.warning(text, said)
             for line in report.missing:
                 log.warning("the trace is not complete: %s", line)
-            say(f"the trace of {report.processes} processes is in {chrome_path(self.path)} (https://ui.perfetto.dev)")
+            where = f"{chrome_path(self.path)} (https://ui.perfetto.dev)"
+            say(f"the trace of {counted(report.processes, 'process')} is in {where}")
             for state in states:
                 question = TraceQuestion(self._runtime.namespace, drop=True)
                 with contextlib.suppress(RlinfActorsError):  # then its agentd drops the traces by itself, later
@@ -129,7 +131,7 @@ class JobTrace:
             report, timeline = TraceReport(), Timeline()
 
             async def look(_missing: bool) -> Facts:
-                return Facts(f"reading the trace of this job: {report.processes} processes so far")
+                return Facts(f"reading the trace of this job: {counted(report.processes, 'process')} so far")
 
             async with contextlib.AsyncExitStack() as stack:
                 await stack.enter_async_context(showing(look))

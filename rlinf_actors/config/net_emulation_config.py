@@ -19,6 +19,7 @@ import msgspec
 from rlinf_actors.config.config_values import build, plain
 from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.plurals import counted
 from rlinf_actors.settings import NET_EMULATION
 
 NODE = "node"
@@ -200,8 +201,8 @@ def check_group(config: NetEmulationConfig, group: str, world_size: int) -> None
         of, _, rank = normal(endpoint).partition(":")
         if of == name and rank != ALL and int(rank) >= world_size:
             raise ConfigError(
-                f"has {endpoint}, but group {group!r} is launched with {world_size} ranks, so its last rank is "
-                f"{world_size - 1}",
+                f"has {endpoint}, but group {group!r} is launched with {counted(world_size, 'rank')}, "
+                f"so its last rank is {world_size - 1}",
                 path=f"cluster.net_emulation.{key}",
             )
 
@@ -223,7 +224,7 @@ def _endpoints(value: Any, path: str, components: Collection[str], num_nodes: in
             raise ConfigError(f"is {item!r}; the driver has no ranks: write {DRIVER}", path=where)
         for rank in _ranks(ranks, where):
             if _plain_name(name) == NODE and num_nodes is not None and rank != ALL and int(rank) >= num_nodes:
-                raise ConfigError(f"has node {rank}, but the cluster has {num_nodes} nodes", path=where)
+                raise ConfigError(f"has node {rank}, but the cluster has {counted(num_nodes, 'node')}", path=where)
             found.append(f"{name}:{rank}")
     return tuple(dict.fromkeys(found))
 

@@ -12,6 +12,7 @@ from rlinf_actors.group.mapping import TRIES, MapResult, Pool
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.retries import RetriedResult
 from rlinf_actors.group.stream import StreamResult
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire import payload
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ class RemoteMethod(Generic[P, Result]):
         given, ranks = list(values), len(method._peers())
         if len(given) != ranks:
             raise ValueError(
-                f"{method._name}.scatter() was given {len(given)} values for {ranks} ranks of group "
-                f"{method._control.name!r}: it takes one for each"
+                f"{method._name}.scatter() was given {counted(len(given), 'value')} for "
+                f"{counted(ranks, 'rank')} of group {method._control.name!r}: it takes one for each"
             )
         copy = method._checked().copy
         each = [payload.encode_call((value, *args), kwargs, copy=copy) for value in given]

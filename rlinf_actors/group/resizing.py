@@ -24,6 +24,7 @@ from rlinf_actors.group.class_facts import RESIZE_HOOK
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.placement import Placement
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.sliced_launch import send_launch
@@ -214,7 +215,7 @@ async def _add(control: GroupControl, growth: _Growth) -> list[int]:
         try:
             asked = AddRanks(group.namespace, group.name, specs)
             await send_launch(runtime, asked, _patience(control), lambda reply: group.update(reply.group.workers))
-            await runtime.progress.during(joined, f"waiting for {len(specs)} more workers of {group.name}")
+            await runtime.progress.during(joined, f"waiting for {counted(len(specs), 'more worker')} of {group.name}")
             await _resize(control, size + len(specs), growth.detail, stop=False)
         except BaseException as error:
             reason = error if isinstance(error, Exception) else GroupClosedError("add_ranks() was cancelled")
@@ -277,7 +278,9 @@ async def _remove(control: GroupControl, size: int, grace: float) -> None:
             except RlinfActorsError as error:
                 log.warning("group %r: _close() of removed ranks failed: %s", control.name, error)
         ending = _resize(control, size, detail, stop=True, grace_s=grace)
-        await control.runtime.progress.during(ending, f"waiting for the end of {len(leaving)} workers of {group.name}")
+        await control.runtime.progress.during(
+            ending, f"waiting for the end of {counted(len(leaving), 'worker')} of {group.name}"
+        )
         group.membership.end_removed()
     finally:
         group.membership.busy = False

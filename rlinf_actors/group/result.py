@@ -15,6 +15,7 @@ from rlinf_actors.errors import CallTimeoutError, GroupClosedError, Serializatio
 from rlinf_actors.group.durations import Durations
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.readable import ranges
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.future import Future, Promise, call_all
 from rlinf_actors.runtime.late_report import ANSWER_S, LateReport, late_text
 from rlinf_actors.runtime.peer import Peer, new_call
@@ -436,7 +437,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
 
     def __repr__(self) -> str:
         if not self._finished:
-            state = f"{len(self._answers)} of {len(self._peers)} ranks"
+            state = f"{len(self._answers)} of {counted(len(self._peers), 'rank')}"
         elif self.cancelled():
             state = "cancelled"
         else:

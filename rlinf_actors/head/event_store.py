@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from rlinf_actors.head.commands import KeptEvent, PastEvents
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.event_values import ClusterEvent
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class EventStore:
             error = self._write(list(self._added.values()), list(self._dropped))
             lost = self._lost + len(self._added)
             if error:
-                log.error("%d events are lost: %s could not be written: %s", lost, self.path, error)
+                log.error("%s lost: %s could not be written: %s", counted(lost, "event", "is|are"), self.path, error)
         self._close()
 
     # --- inside ---
@@ -140,12 +141,13 @@ class EventStore:
             self._added = {**added, **self._added}
             self._dropped |= dropped
             self._again = asyncio.get_running_loop().call_later(self._again_s, self._start_write, done)
-            lost = f", and {self._lost} are lost" if self._lost else ""
-            self.trouble = f"{self.path} could not be written: {error}. {len(self._added)} events wait in memory{lost}"
+            lost = f", and {counted(self._lost, 'event', 'is|are')} lost" if self._lost else ""
+            waiting = counted(len(self._added), "event", "waits|wait")
+            self.trouble = f"{self.path} could not be written: {error}. {waiting} in memory{lost}"
             if not before:
                 log.error("%s; the next head will not know them. Make room there", self.trouble)
         elif before:
-            lost = f"; {self._lost} events are missing in it" if self._lost else ""
+            lost = f"; {counted(self._lost, 'event', 'is|are')} missing in it" if self._lost else ""
             log.warning("%s is written again%s", self.path, lost)
             self.trouble, self._lost = "", 0
         if self.trouble != before:
@@ -212,7 +214,7 @@ class EventStore:
                 continue
             past.events.append(KeptEvent(msgspec.structs.replace(event, seq=seq), str(whose), str(owner)))
         if unread:
-            log.warning("%d events in %s were written by another version, and are not shown", unread, self.path)
+            log.warning("%s of %s not shown: another version wrote them", counted(unread, "event", "is|are"), self.path)
         runs = {int(run): int(last) for run, last in database.execute("SELECT run, last FROM runs ORDER BY run")}
         past.run = max(runs, default=0) + 1
         past.ends = runs

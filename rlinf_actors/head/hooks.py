@@ -28,6 +28,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.head import post_event
 from rlinf_actors.head.notify import Notify, check_url, read_secret
 from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.plurals import counted
 from rlinf_actors.settings import FOR_THE_UNIT_ALONE
 from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.hook_values import HookState
@@ -140,8 +141,8 @@ class _Hook:
     def tell(self, event: ClusterEvent) -> None:
         if self.state.waiting >= self._most:
             if not self.state.dropped:
-                text = "[notify] %s is too slow: %d events wait for it. Further ones are dropped, and counted in status"
-                log.error(text, self.state.name, self.state.waiting)
+                text = "[notify] %s is too slow: %s for it. Further ones are dropped, and counted in status"
+                log.error(text, self.state.name, counted(self.state.waiting, "event", "waits|wait"))
             self.state = replace(self.state, dropped=self.state.dropped + 1)
             return
         self.state = replace(self.state, waiting=self.state.waiting + 1)
@@ -160,7 +161,8 @@ class _Hook:
             os.close(self._woken)
             os.close(self._waker)
             if self._left:
-                log.error("[notify] %s: the head ended before %d events were delivered", self.state.name, self._left)
+                left = counted(self._left, "event", "was|were")
+                log.error("[notify] %s: the head ended before %s delivered", self.state.name, left)
 
     def _delivered(self, fault: str) -> None:
         """Count an event that was delivered, or not for the reason *fault*. Loop thread."""
@@ -170,8 +172,8 @@ class _Hook:
                 "[notify] %s failed: %s. Further failures are counted in `rlinf-actors status`", state.name, fault
             )
         elif state.fault and not fault:
-            text = "[notify] %s works again; %d events were not delivered so far"
-            log.warning(text, state.name, state.failed + state.dropped)
+            missed = counted(state.failed + state.dropped, "event", "was|were")
+            log.warning("[notify] %s works again; %s not delivered so far", state.name, missed)
         self.state = replace(
             state,
             sent=state.sent + (not fault),

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.head import commands
 from rlinf_actors.head.records import Index
+from rlinf_actors.plurals import counted
 from rlinf_actors.security.members import (
     LOCAL,
     NAME_RULE,
@@ -418,7 +419,7 @@ def _warnings(key: KeyState) -> Sequence[float]:
 
 
 def _days(seconds: float) -> str:
-    return f"{seconds / DAY_S:.0f} days" if seconds >= 2 * DAY_S else f"{seconds / 3600:.0f} hours"
+    return counted(round(seconds / DAY_S), "day") if seconds >= 2 * DAY_S else counted(round(seconds / 3600), "hour")
 
 
 def _renewal(key: KeyState) -> str:

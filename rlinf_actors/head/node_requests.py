@@ -15,6 +15,7 @@ from rlinf_actors.head.heaviest import STALE
 from rlinf_actors.head.records import Index, NodeLife
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.plurals import counted
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.client_messages import GetNodes, Nodes
 from rlinf_actors.wire.values import NodeState
@@ -196,7 +197,7 @@ class NodeRequests:
         missing = self._missing(request.num_nodes)
         ranks = ", ".join(f"{rank} ({self._last_seen(rank)})" for rank in missing[:NAMED])
         text = (
-            f"{request.num_nodes - len(missing)} of {request.num_nodes} nodes after "
+            f"{request.num_nodes - len(missing)} of {counted(request.num_nodes, 'node')} after "
             f"{self._head.now - request.since:.0f} s; missing rank{'s' * (len(missing) > 1)} {ranks}"
             f"{_more(len(missing))}. Does agentd run there, with --connect to this head?"
         )

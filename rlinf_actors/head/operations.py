@@ -13,6 +13,7 @@ from rlinf_actors.head.owners import first_of
 from rlinf_actors.head.records import Client, Index, Node, WorkerRecord
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LookForHardware,
@@ -103,7 +104,7 @@ class DrainTable:
         for number, (group, workers) in enumerate(self._head.groups.on_node(node.id), 1):
             owner = self._head.clients.get(group.owner)
             ranks = ", ".join(str(worker.spec.rank) for worker in workers[:NAMED_RANKS])
-            ranks += f" and {len(workers) - NAMED_RANKS} others" * (len(workers) > NAMED_RANKS)
+            ranks += f" and {counted(len(workers) - NAMED_RANKS, 'other')}" * (len(workers) > NAMED_RANKS)
             if owner is not None:
                 text = f"node {node.name} is being drained: {why}. Group {group.name!r} (ranks {ranks} there) goes on "
                 text += "until you shut it down; nothing new starts there"

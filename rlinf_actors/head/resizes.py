@@ -17,6 +17,7 @@ from rlinf_actors.head.records import Client, Group
 from rlinf_actors.head.slices import PIECE, Sliced, pieces
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.model.restart import launch_of
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.client_messages import Done, Launch, Launched
 from rlinf_actors.wire.protocol import MAX_SIZE
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
@@ -92,9 +93,9 @@ class Resizes:
         """
         group = self._group(client, asked.namespace, asked.group, asked.launch)
         if not 1 <= asked.world_size <= max(group.size - 1, max(group.ranks, default=0)) + 1:
-            raise Refused("usage", f"group {group.name!r} cannot have {asked.world_size} ranks")
+            raise Refused("usage", f"group {group.name!r} cannot have {counted(asked.world_size, 'rank')}")
         if asked.world_size != group.world_size:
-            text = f"was resized: {group.world_size} ranks before, {asked.world_size} now"
+            text = f"was resized: {counted(group.world_size, 'rank')} before, {asked.world_size} now"
             self._head.emit(of_group("group_launched", group, text))
             group.detail = asked.detail or group.detail
             group.resized(asked.world_size)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from rlinf_actors.head.heaviest import Heaviest
 from rlinf_actors.head.records import Group, WorkerLife, WorkerRecord
 from rlinf_actors.model.restart import next_id, rank_id
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import ExitReport, GroupState
 
@@ -46,7 +47,7 @@ class Restarts:
         while past and now - past[0] >= policy.within_s:
             past.popleft()
         if len(past) >= policy.max_restarts:
-            times = f"{len(past)} time{'s' * (len(past) != 1)} within {policy.within_s:g} s"
+            times = f"{counted(len(past), 'time')} within {policy.within_s:g} s"
             worker.exit = _with_reason(exit, f"it was restarted {times}, and is not again")
             return None
         delay_s = min(policy.backoff_s * 2.0 ** min(len(past), 60), policy.backoff_max_s)

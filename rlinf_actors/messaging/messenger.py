@@ -56,6 +56,7 @@ from rlinf_actors.messaging.tensor_receiver import IncomingTensors, Reply, Tenso
 from rlinf_actors.messaging.tensor_sender import TensorSender
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors, TransferEndpoint
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
@@ -292,7 +293,7 @@ class Messenger:
             if dead:
                 self._mailbox.withdraw(posted.key, posted)
         if stale:
-            log.warning("dropped %d messages of an earlier %s, which has ended", len(stale), posted.key[0])
+            log.warning("dropped %s of an earlier %s, which has ended", counted(len(stale), "message"), posted.key[0])
         if message is not None:
             self._give(posted, message)
         elif dead:

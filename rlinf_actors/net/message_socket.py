@@ -46,6 +46,7 @@ from rlinf_actors.net.held_signals import undisturbed
 from rlinf_actors.net.link import LogThrottle, OnAnyThread, OnFailed, OnMessage, peer_name
 from rlinf_actors.net.loop import call_soon, call_threadsafe, handling_failed
 from rlinf_actors.net.reading_queues import LoopQueue
+from rlinf_actors.plurals import counted
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -211,7 +212,7 @@ class MessageSocket:
 
     def _unreachable(self, peer: bytes, messages: Messages) -> None:
         """Report that *messages* were dropped, because *peer* is not connected."""
-        log.debug("dropped %d messages to %r, which is not connected", len(messages), peer_name(peer))
+        log.debug("dropped %s to %r, which is not connected", counted(len(messages), "message"), peer_name(peer))
         if self.on_unreachable is not None:
             call_soon(self._loop, self.on_unreachable, peer)
 

@@ -28,6 +28,7 @@ from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.placement.node_groups import build_node_groups, with_configured_hardware
+from rlinf_actors.plurals import counted
 
 
 class _AcceleratorSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,7 +90,7 @@ class DescribedCluster:
         if config is not None:
             if len(ranked) < config.num_nodes:
                 raise ConfigError(
-                    f"is {config.num_nodes}, but the described cluster has {len(ranked)} nodes",
+                    f"is {config.num_nodes}, but the described cluster has {counted(len(ranked), 'node')}",
                     path="cluster.num_nodes",
                 )
             ranked = with_configured_hardware(config, ranked[: config.num_nodes])
@@ -130,7 +131,9 @@ class DescribedCluster:
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
         if not 0 <= node_rank < len(self._nodes):
-            raise PlacementError(f"there is no node {node_rank}; the described cluster has {len(self._nodes)} nodes")
+            raise PlacementError(
+                f"there is no node {node_rank}; the described cluster has {counted(len(self._nodes), 'node')}"
+            )
         return self._nodes[node_rank]
 
 

@@ -16,6 +16,7 @@ from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.component import ComponentPlacement, PlacementMode
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.node_groups import ClusterView, find_group
+from rlinf_actors.plurals import counted
 from rlinf_actors.shown import html_table
 
 _HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
@@ -42,7 +43,8 @@ class Plan(msgspec.Struct, frozen=True):
     def render(self) -> str:
         """Return the plan as text: a table for each component, with a line for each node that the component uses."""
         accelerators = sum(node.num_accelerators for node in self.nodes)
-        head = f"{_count(len(self.nodes), 'node')}, {_count(accelerators, 'accelerator')}; {self.placement_mode.value}"
+        machines = f"{counted(len(self.nodes), 'node')}, {counted(accelerators, 'accelerator')}"
+        head = f"{machines}; {self.placement_mode.value}"
         return "\n\n".join([head, *(_render(component, self.nodes) for component in self.components)]) + "\n"
 
     def _repr_html_(self) -> str:
@@ -50,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True):
             (component.name, component.placement, len(component.placements), ", ".join(component.node_groups))
             for component in self.components
         ]
-        title = f"plan on {_count(len(self.nodes), 'node')}, {self.placement_mode.value}"
+        title = f"plan on {counted(len(self.nodes), 'node')}, {self.placement_mode.value}"
         return html_table(title, ("component", "placement", "workers", "node groups"), rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def plan(config: Any, cluster: ClusterView) -> Plan:
 
 def _render(component: PlannedComponent, nodes: Sequence[NodeInfo]) -> str:
     title = (
-        f"{component.name}: {_count(len(component.placements), 'process')} on {', '.join(component.node_groups)} "
+        f"{component.name}: {counted(len(component.placements), 'process')} on {', '.join(component.node_groups)} "
         f"({component.placement})"
     )
     rows = [_HEADINGS]
@@ -207,9 +209,3 @@ def _component_dict(component: PlannedComponent, nodes: Sequence[NodeInfo]) -> d
             for placement in component.placements
         ],
     }
-
-
-def _count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -15,6 +15,7 @@ from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, No
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
+from rlinf_actors.plurals import counted
 
 
 class PlacementStrategy:
@@ -214,8 +215,8 @@ class PackedPlacementStrategy(PlacementStrategy):
             where = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]} have"
             stride = f" with stride {self._stride}" if self._stride > 1 else ""
             raise PlacementError(
-                f"{where} {held} resources from master_gpu {self._master_gpu} on, too few for one process of "
-                f"{self._num_hardware_per_process}{stride}"
+                f"{where} {counted(held, 'resource')} from master_gpu {self._master_gpu} on, too few for one process "
+                f"of {self._num_hardware_per_process}{stride}"
             )
         return held - held % unit
 
@@ -223,8 +224,9 @@ class PackedPlacementStrategy(PlacementStrategy):
         unit = self._num_hardware_per_process * self._stride
         if count % unit:
             raise PlacementError(
-                f"{count} resources do not divide into processes of {self._num_hardware_per_process} with stride "
-                f"{self._stride}: the number must be a multiple of {unit}, e.g. {max(unit, count - count % unit)}"
+                f"{counted(count, 'resource', 'does|do')} not divide into processes of "
+                f"{self._num_hardware_per_process} with stride {self._stride}: the number must be a "
+                f"multiple of {unit}, e.g. {max(unit, count - count % unit)}"
             )
 
     def _nodes_needed(self, per_node: int) -> int:
@@ -276,7 +278,7 @@ class StridedPlacementStrategy(PlacementStrategy):
             count = table.count_on_node(node)
             if count % unit:
                 raise PlacementError(
-                    f"node {node} has {count} accelerators, which do not divide into groups of {unit} "
+                    f"node {node} has {counted(count, 'accelerator')}, not divisible into groups of {unit} "
                     f"(stride {self._stride} x {self._num_hardware_per_process} for each process)"
                 )
             assignment += strided(first, first + count - 1, self._num_hardware_per_process, self._stride)

@@ -21,6 +21,7 @@ import msgspec
 
 from rlinf_actors.errors import RoutingError
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.plurals import counted
 
 ROUTING_KEY_PREFIX = "scheduler_route"
 ROUTING_DEFAULT_TAG = "default"
@@ -76,7 +77,7 @@ def _check_divisible(batch_size: int, src_world_size: int, dst_world_size: int) 
             nearest = math.lcm(src_world_size, dst_world_size)
             raise RoutingError(
                 f"batch_size ({batch_size}) must be divisible by {name} ({size}). A batch between {src_world_size} and "
-                f"{dst_world_size} ranks must be a multiple of {nearest}, such as "
+                f"{counted(dst_world_size, 'rank')} must be a multiple of {nearest}, such as "
                 f"{max(1, math.ceil(batch_size / nearest)) * nearest}"
             )
 

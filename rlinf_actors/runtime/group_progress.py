@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_actors.last_line import last_line
 from rlinf_actors.net.loop import Tasks, call_threadsafe
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime import progress
 from rlinf_actors.runtime.construction import Readiness
 from rlinf_actors.runtime.progress import Facts
@@ -102,8 +103,8 @@ class GroupProgress:
         ending = [group for group in self._groups if group.closing]
         if not ending and not all_waits():
             return None
-        parts = [f"{_up(group)} of {_all_of(group)} are up" for group in starting]
-        parts += [f"{_ended(group)} of {_all_of(group)} have ended" for group in ending]
+        parts = [f"{_up(group)} of {_all_of(group)} up" for group in starting]
+        parts += [f"{_ended(group)} of {_all_of(group)} ended" for group in ending]
         shown = progress.named("", parts)
         if not detailed:
             return Facts(shown)
@@ -144,8 +145,8 @@ def _is_shown(group: RemoteGroup) -> bool:
 
 def _all_of(group: RemoteGroup) -> str:
     channel = group.name.removeprefix(CHANNEL_GROUPS)
-    whose = f"workers of {group.name}" if channel == group.name else f"hosts of channel {channel}"
-    return f"{len(group.peers)} {whose}"
+    what, of = ("worker", channel) if channel == group.name else ("host", f"channel {channel}")
+    return f"{counted(len(group.peers), what)} of {of}"
 
 
 def _up(group: RemoteGroup) -> int:

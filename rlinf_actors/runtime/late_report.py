@@ -12,6 +12,7 @@ from functools import partial
 
 from rlinf_actors.errors import CallTimeoutError
 from rlinf_actors.model.readable import duration
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime import wait_graph
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.peer import Peer
@@ -132,9 +133,7 @@ class LateReport(Promise[None]):
         if runs is None:
             why = "its process is stopped, C code holds its interpreter's lock, or it is an older version"
             return f"does not answer: {why}"
-        waiting = ", and 1 call waits there" if runs.waiting == 1 else ""
-        if runs.waiting > 1:
-            waiting = f", and {runs.waiting} calls wait there"
+        waiting = f", and {counted(runs.waiting, 'call', 'waits|wait')} there" if runs.waiting else ""
         if not runs.method:
             return f"runs nothing{waiting}"
         waits = "".join(f", waits in {_wait_text(wait)}" for wait in runs.waits[:SHOWN_WAITS])

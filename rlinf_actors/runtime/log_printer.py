@@ -20,6 +20,7 @@ from typing import TextIO
 
 from rlinf_actors import exhaustion, shown
 from rlinf_actors.last_line import last_line
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.log_view import Line, LogView
 from rlinf_actors.wire.agent_messages import UPDATE, LogCredit, LogLines
 from rlinf_actors.wire.control_codec import Body
@@ -127,7 +128,7 @@ class LogPrinter:
                 self._printing = None
                 due = self._view.due(now)
                 if lines.skipped:
-                    text = f"{lines.skipped} lines are not shown here; the log files have them"
+                    text = f"{counted(lines.skipped, 'line', 'is|are')} not shown here; the log files have all"
                     due.append(Line("err", text, lines.node, count=lines.skipped, node=lines.node))
                 self._print(due)
             self._printing = None

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rlinf_actors.model.readable import ranges
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.agent_messages import CUT, UPDATE
 
 HOLD_S = 0.3
@@ -196,7 +197,7 @@ class LogView:
             name = _names(group, counts)
             where = self._where(name if len(counts) == 1 else group)
             held = sum(counts.values())
-            text = f"{name}: {held:,} lines held back in the last {seconds} s; all of them: {where}"
+            text = f"{name}: {counted(held, 'line')} held back in the last {seconds} s; all of them: {where}"
             notes.append(Line("err", text, count=held, node=self._held_on[group]))
         self._held.clear()
         for budget in (*self._budgets.values(), *self._of_all.values()):

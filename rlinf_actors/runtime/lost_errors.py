@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 from rlinf_actors.net.loop import call_soon
+from rlinf_actors.plurals import counted
 from rlinf_actors.shown import printable
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class LostErrors:
         """Why the driver leaves, for the head's event log: an operator does not see the script's terminal."""
         if self.failure or not self.count:
             return self.failure or "the process ends"
-        calls = "1 failed call was" if self.count == 1 else f"{self.count} failed calls were"
+        calls = counted(self.count, "failed call", "was|were")
         return f"the process ends; {calls} never awaited"
 
     def failed(self, failed: FailedOperation, *, awaited: bool) -> None:

@@ -26,6 +26,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import Turns
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.construction import Construction, Inquiry, Readiness, unpickle_exception
 from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.membership import Membership, ResizableGroup
@@ -234,8 +235,8 @@ class RemoteGroup(ResizableGroup):
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         if len(workers) != len(self.peers):
             error = UsageError(
-                f"group {self.name!r} was running already and has {len(workers)} ranks, not {len(self.peers)} as this "
-                "launch asked for: await the group before the first call"
+                f"group {self.name!r} was running already and has {counted(len(workers), 'rank')}, "
+                f"not {len(self.peers)} as this launch asked for: await the group before the first call"
             )
             before, self.peers = self.peers, [self._peer(worker.rank, worker.node_ip) for worker in workers]
             for peer in before:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime import log_files
 from rlinf_actors.runtime.log_files import LogFiles
 from rlinf_actors.runtime.log_printer import END_S, LogPrinter, say
@@ -148,10 +149,11 @@ class WorkerOutput:
         left = dict(self._printer.left) if self._printer is not None else {}
         if self._files is not None:
             if left and not self._files.unwritten and not self._cut:
-                say(f"{sum(left.values()):,} lines were not printed; they are in {self._files.directory}")
+                unprinted = counted(sum(left.values()), "line", "was|were")
+                say(f"{unprinted} not printed; {self._files.directory} has all")
                 return
             if self._files.unwritten:
-                say(f"{self._files.unwritten:,} lines could not be written to {self._files.directory}")
+                say(f"{counted(self._files.unwritten, 'line')} could not be written to {self._files.directory}")
         places = {node: place for node, place in left if place}
         for node, place in list(left):
             if not place and node in places:  # lines that came without a place are in the node's known one
@@ -160,7 +162,7 @@ class WorkerOutput:
             before, kept = moved
             if place.startswith(f"{before}/") and kept:
                 place = kept + place.removeprefix(before)
-            where = f"they are in {node}:{place}" if place else f"the log files of {node} have them"
-            say(f"{lines:,} lines were left out; {where}")
+            where = f"{node}:{place} has all" if place else f"the log files of {node} have all"
+            say(f"{counted(lines, 'line', 'was|were')} left out; {where}")
         if self._cut and not left:
             say("not every node has said whether all output was shown; the log files there have it")

@@ -20,6 +20,7 @@ import msgspec
 from rlinf_actors.messaging.routes import MEANING
 from rlinf_actors.model.hardware import is_accelerator_type
 from rlinf_actors.model.readable import duration
+from rlinf_actors.plurals import counted
 from rlinf_actors.sampling.choice import memory_share
 from rlinf_actors.sampling.sample import Board, WorkerView, quantile
 from rlinf_actors.shown import printable
@@ -142,7 +143,7 @@ def warnings(board: Board) -> list[str]:
     ]
     found += [f"{name}: {fault}" for name, fault in faults[:5]]
     if len(faults) > 5:
-        found.append(f"{len(faults) - 5} further faults of nodes: see their pages.")
+        found.append(f"{counted(len(faults) - 5, 'further fault')} of nodes: see their pages.")
     return found
 
 

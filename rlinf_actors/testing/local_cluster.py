@@ -28,6 +28,7 @@ from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.net.loop import Tasks
+from rlinf_actors.plurals import counted
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import (
@@ -69,7 +70,8 @@ def per_node(hardware: NodeHardware | Sequence[NodeHardware], num_nodes: int) ->
     """
     if isinstance(hardware, (list, tuple)):
         if len(hardware) != num_nodes:
-            raise ConfigError(f"describes {len(hardware)} nodes; the cluster has {num_nodes}", path="hardware")
+            many = counted(len(hardware), "node")
+            raise ConfigError(f"describes {many}; the cluster has {num_nodes}", path="hardware")
         return [_node(one, rank, f"hardware[{rank}]") for rank, one in enumerate(hardware)]
     return [_node(hardware, rank, "hardware") for rank in range(num_nodes)]  # type: ignore[arg-type]
 

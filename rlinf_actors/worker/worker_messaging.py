@@ -15,6 +15,7 @@ from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging import addressing, contents, pieces
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire.protocol import waiting
@@ -476,5 +477,5 @@ async def _node_of(group: str, rank: int) -> int:
     found = await runtime.groups.find(runtime.namespace, group)
     state = found.states.get(rank)
     if state is None:
-        raise UsageError(f"group {group!r} has no rank {rank}: it has {len(found.peers)} workers")
+        raise UsageError(f"group {group!r} has no rank {rank}: it has {counted(len(found.peers), 'worker')}")
     return state.node_rank

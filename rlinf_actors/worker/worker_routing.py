@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlinf_actors.errors import RoutingError, UsageError
 from rlinf_actors.model.address import WorkerAddress
+from rlinf_actors.plurals import counted
 from rlinf_actors.routing import route_plan as routing
 from rlinf_actors.routing.batches import infer_batch_size, merge_batches, split_batch, validate_batch_size
 from rlinf_actors.runtime.future import AsyncWork
@@ -313,7 +314,7 @@ def _shards(data: Any, plan: routing.RoutePlan, split: Callable[[Any, list[int]]
     shards = split(data, sizes)
     if len(shards) != len(sizes):
         raise RoutingError(
-            f"split_fn returned {len(shards)} shards for send_to() to {plan.dst_group_name!r}, which needs "
+            f"split_fn returned {counted(len(shards), 'shard')} for send_to() to {plan.dst_group_name!r}, which needs "
             f"{len(sizes)}, of sizes {sizes}"
         )
     return shards

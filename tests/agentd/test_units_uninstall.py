@@ -47,7 +47,7 @@ def test_uninstall_stops_disables_and_removes_what_install_wrote(tmp_path):
         code, out, err = run()
         assert (code, out) == (64, "")
         assert "stop and disable: rlinf-head.service (running)" in err
-        assert "this stops 1 running units and their workers, and removes " in err
+        assert "this stops 1 running unit with all workers, and removes " in err
         assert box.processes(unit_files.HEAD), "nothing was done without a confirmation"
 
         code, out, err = run("--yes")

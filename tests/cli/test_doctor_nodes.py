@@ -236,7 +236,7 @@ def test_keys_near_their_end_and_open_tokens_are_shown():
         ("the key of driver ann ends in 3 d", "on the head's machine: rlinf-actors keys enroll ann --driver --replace"),
     ]
     facts = cluster(keys=Keys([token], "h", [], 400 * day))
-    assert "0 keys and 1 open join tokens (of n7; the last ends in 10 min)" in [one.text for one in checks.keys(facts)]
+    assert "0 keys and 1 open join token (of n7; the last ends in 10 min)" in [one.text for one in checks.keys(facts)]
 
 
 def test_paths_grow_with_the_nodes_and_no_node_has_two_at_a_time():

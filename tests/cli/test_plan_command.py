@@ -57,7 +57,7 @@ def test_plan_shows_provisional_ranks(shown, conf):
 def test_plan_names_a_missing_node(shown, conf):
     code, out, err = shown("plan", conf, status=Status("e", "0", 1.0, [node(0, gpus=4)], [], []))
     assert (code, out) == (69, "")
-    assert "1 of 2 nodes are there; missing rank 1" in err
+    assert "1 of 2 nodes registered; missing rank 1" in err
 
 
 def test_configuration_error_has_its_path(shown, tmp_path):

@@ -96,7 +96,7 @@ def test_a_driver_shows_which_nodes_code_and_workers_it_waits_for(local, tmp_pat
         driver.until("\x1b[2Ksending code to node 0 (node0): 1.0 MiB of 1.5 MiB, ")
         driver.until("s; node 0 (node0) has 1.0 MiB of 1.5 MiB")
         code_gate.open("w").close()
-        driver.until("\x1b[2K0 of 1 workers of patient are up, ")
+        driver.until("\x1b[2K0 of 1 worker of patient up, ")
         driver.until(f"s; patient:0 on node0 imports {library}")
         gate.open("w").close()
         assert driver.end() == 0, driver.shown

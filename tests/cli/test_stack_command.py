@@ -249,7 +249,7 @@ def test_stacks_from_outside_that_are_not_taken_fail_the_command_with_the_fix(sh
     monkeypatch.setattr(stack_command, "_ask", ask)
     code, out, err = shown("stack", "--all", "--py-spy", *as_json, status=status_of_two_jobs())
     assert (code, fix in out) == (1, True)
-    assert err == f"error: 1 of 2 workers show no stacks: env:1 on gpu-1: {fix}\n"
+    assert err == f"error: 1 of 2 workers gave no stacks: env:1 on gpu-1: {fix}\n"
     code, _, err = shown("stack", "--all", *as_json, status=status_of_two_jobs())
     assert (code, err) == (0, ""), "that a worker does not answer is what was asked"
 

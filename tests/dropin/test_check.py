@@ -89,7 +89,7 @@ def test_uses_of_one_name_in_a_file_are_one_line(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out.startswith(f"{file}:2: ray.get: needs Ray itself")
     assert out.endswith("(and 1 more use)\n")
-    assert err == "1 names in 1 of 1 Python files are not served\n"
+    assert err == "not served: 1 name, in 1 of 1 Python file\n"
 
 
 def test_a_program_without_findings_gives_exit_code_0(tmp_path):

@@ -128,7 +128,7 @@ async def test_full_disk_keeps_events_in_memory_and_says_so_once(tmp_path, caplo
     store._start_write(lambda: cleared.done() or cleared.set_result(None))
     await asyncio.wait_for(cleared, 10)
     assert store.trouble == ""
-    assert "is written again; 1 events are missing" in caplog.records[-1].message
+    assert "is written again; 1 event is missing" in caplog.records[-1].message
     assert [one.event.seq for one in reopened(tmp_path, store).events] == [1, 3, 4, 5, 6]
 
 

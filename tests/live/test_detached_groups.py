@@ -270,7 +270,7 @@ class TestGetIfExists:
                 )
                 early = group.pid()
             await group
-            with pytest.raises(UsageError, match="has 1 ranks, not 2 as this launch asked for: await the group"):
+            with pytest.raises(UsageError, match="has 1 rank, not 2 as this launch asked for: await the group"):
                 await early
             assert await group.pid() == [pid]
             await group.shutdown()

@@ -126,7 +126,7 @@ def test_bad_descriptions_are_named():
         per_node({"gpus": 3}, 1)
     with pytest.raises(ConfigError, match=r"hardware\[1\].type: is 'TPU'"):
         per_node([None, {"accelerators": 1, "type": "TPU"}], 2)
-    with pytest.raises(ConfigError, match="describes 1 nodes; the cluster has 2"):
+    with pytest.raises(ConfigError, match="describes 1 node; the cluster has 2"):
         per_node([None], 2)
     with pytest.raises(ConfigError, match="at least one node"):
         LocalCluster(0)

@@ -362,7 +362,7 @@ def test_each_bad_argument_is_named(make: Any, message: str) -> None:
         (PackedPlacementStrategy(num_nodes=1, num_gpus_per_process=5), TWO, "node 0 has 4 resources from master_gpu 0 on, too few for one process of 5"),
         (PackedPlacementStrategy(num_nodes=1, master_gpu=1, num_gpus_per_process=2, stride=2), TWO, "has 3 resources from master_gpu 1 on, too few for one process of 2 with stride 2"),
         (PackedPlacementStrategy(num_nodes=2, num_gpus_per_process=3), TWO, "process 1 would hold resources 3-5"),
-        (StridedPlacementStrategy(0, 1, 3, 1), TWO, "node 0 has 4 accelerators, which do not divide into groups of 3 (stride 3 x 1 for each process)"),
+        (StridedPlacementStrategy(0, 1, 3, 1), TWO, "node 0 has 4 accelerators, not divisible into groups of 3 (stride 3 x 1 for each process)"),
         (StridedPlacementStrategy(0, 3, 2, 2), TWO, "node 2 has no resource"),
         (FlexiblePlacementStrategy([[3, 4]]), TWO, "process 0 would hold resources 3-4"),
         (FlexiblePlacementStrategy([[0], [8]]), TWO, "process 1 is given resource 8 of node group 'cluster', which has 8"),

@@ -56,9 +56,9 @@ async def shown(monkeypatch):
 
 async def test_late_workers_are_described(shown):
     shown.add(group("actor", "running", "starting", "running", up=1))
-    assert await shown._look(False) == Facts("1 of 3 workers of actor are up")
+    assert await shown._look(False) == Facts("1 of 3 workers of actor up")
     late = "actor:1 on gpu-1 waits for its interpreter, actor:2 on gpu-2 imports torch"
-    assert await shown._look(True) == Facts("1 of 3 workers of actor are up", late)
+    assert await shown._look(True) == Facts("1 of 3 workers of actor up", late)
 
 
 async def test_a_launch_that_waits_at_the_head_is_told_from_workers_that_start(shown):
@@ -81,7 +81,7 @@ async def test_groups_that_end_are_shown_until_they_have_ended(shown):
     one.closing = True
     shown.add(one)
     found = await shown._look(True)
-    assert found == Facts("2 of 3 workers of actor have ended", "actor:2 on gpu-2 still runs")
+    assert found == Facts("2 of 3 workers of actor ended", "actor:2 on gpu-2 still runs")
     one.gone.resolve(None)
     assert await shown._look(True) is None
 

@@ -514,7 +514,7 @@ class TestLogPrinter:
 
     def test_printer_reports_skipped_lines(self, monkeypatch, rlinf_leak_check):
         _, err, _ = self.shown(monkeypatch, self.lines(skipped=7))
-        assert err == "[n1] 7 lines are not shown here; the log files have them\n"
+        assert err == "[n1] 7 lines are not shown here; the log files have all\n"
 
     def test_closed_terminal_does_not_stall_the_printer(self, monkeypatch, rlinf_leak_check):
         credits: list = []

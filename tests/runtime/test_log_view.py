@@ -153,7 +153,7 @@ def test_what_was_held_back_is_told_at_the_end():
     shown = view(1, joins=False)
     flood(shown, 0, BURST_S + 1, 0)
     assert said(shown.rest(0.2)) == [
-        "[rlinf-actors] actor:0: 1 lines held back in the last 1 s; all of them: logs actor:0"
+        "[rlinf-actors] actor:0: 1 line held back in the last 1 s; all of them: logs actor:0"
     ]
     assert shown.rest(1) == []
 

@@ -11,6 +11,7 @@ from rlinf_actors.cli.doctor.finding import FAIL, PASS, WARN, Check, Finding
 from rlinf_actors.cli.doctor.node_checks import OF_NODES
 from rlinf_actors.head.key_registry import WARNINGS_S
 from rlinf_actors.model.readable import duration
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.check_values import Transfer
 from rlinf_actors.wire.key_messages import KeyState
 
@@ -46,7 +47,7 @@ def states(cluster: ClusterFacts) -> list[Finding]:
         elif node.draining:
             found.append(Finding("nodes", PASS, f"node {name} is being drained: {node.draining}", "", (name,)))
     good = len(cluster.facts)
-    return found or [Finding("nodes", PASS, f"{good} node{'s' * (good != 1)} answer{'s' * (good == 1)}")]
+    return found or [Finding("nodes", PASS, counted(good, "node", "answers|answer"))]
 
 
 def machines(cluster: ClusterFacts) -> list[Finding]:
@@ -112,12 +113,12 @@ def versions(cluster: ClusterFacts) -> list[Finding]:
         fix += f"use Python {most}" if package == "python" else f"python -m pip install {package}=={most}"
         found.append(Finding("versions", WARN, f"{package} differs: {'; '.join(texts)}", fix))
     many = len(cluster.facts)
-    return found or [Finding("versions", PASS, f"Python and packages are the same on {many} node{'s' * (many != 1)}")]
+    return found or [Finding("versions", PASS, f"Python and packages are the same on {counted(many, 'node')}")]
 
 
 def _few(names: list[str]) -> str:
     names = list(dict.fromkeys(names))
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} others" if len(names) > 5 else "")
+    return ", ".join(names[:5]) + (f" and {counted(len(names) - 5, 'other')}" if len(names) > 5 else "")
 
 
 def clocks(cluster: ClusterFacts) -> list[Finding]:
@@ -261,7 +262,7 @@ def interfaces(cluster: ClusterFacts) -> list[Finding]:
             fix = "give both ends the same MTU: ip link set INTERFACE mtu SIZE"
             found.append(Finding("interfaces", WARN, f"{pair} have different MTUs: {texts}", fix))
     count = sum(len(facts.interfaces) for facts in cluster.facts.values())
-    what = "1 network interface is up and has" if count == 1 else f"{count} network interfaces are up and have"
+    what = counted(count, "network interface", "is up and has|are up and have")
     return found or [Finding("interfaces", PASS, f"{what} no errors")]
 
 
@@ -284,7 +285,7 @@ def keys(cluster: ClusterFacts) -> list[Finding]:
             text = f"the key of {_whose(key)} is {duration(now - key.added_at)} old"
             found.append(Finding("cluster_keys", WARN, text, f"as {key.name}: rlinf-actors keys rotate"))
     tokens = [key for key in valid if key.token]
-    text = f"{len(valid) - len(tokens)} keys and {len(tokens)} open join tokens"
+    text = f"{counted(len(valid) - len(tokens), 'key')} and {counted(len(tokens), 'open join token')}"
     if tokens:
         last_s = max((key.expires_at or now) - now for key in tokens)
         text += f" (of {_few([key.name for key in tokens])}; the last ends in {duration(last_s)})"

@@ -23,6 +23,7 @@ from rlinf_actors.cli.doctor.machine_checks import MachineFacts, diagnose
 from rlinf_actors.cli.output import echo, folded, json_option, note, show_json, show_table
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net.discovery import with_client_file
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.progress import Facts, showing_blocked
 from rlinf_actors.settings import Settings, takes_sequences
 from rlinf_actors.wire.check_values import NodeFacts
@@ -83,7 +84,7 @@ def examine(head: str | None, paths: bool) -> tuple[list[Finding], MachineFacts,
         machine, cluster = inspect_machine(settings, head), ClusterFacts()
     findings += diagnose(machine)
     if machine.status is not None:
-        note(f"asking {machine.num_nodes} node{'s' * (machine.num_nodes != 1)} ...")
+        note(f"asking {counted(machine.num_nodes, 'node')} ...")
         try:
             cluster = ask_cluster(machine.endpoint, settings, machine.status, paths)
             cluster = dataclasses.replace(cluster, here=machine.facts)

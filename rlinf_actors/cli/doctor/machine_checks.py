@@ -14,6 +14,7 @@ from rlinf_actors.cli.output import mib
 from rlinf_actors.cli.process_figures import Figures
 from rlinf_actors.head.key_registry import WARNINGS_S
 from rlinf_actors.model.readable import duration
+from rlinf_actors.plurals import counted
 from rlinf_actors.wire.check_values import NodeFacts
 from rlinf_actors.wire.client_messages import Status
 
@@ -301,10 +302,11 @@ def running(machine: MachineFacts) -> list[Finding]:
         return [Finding("processes", PASS, "no worker of this user runs here")]
     kinds = Counter(process.kind for process in machine.processes)
     known = [process.figures for process in machine.processes if process.figures is not None]
-    text = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(kinds.items()))
+    text = " and ".join(counted(count, kind) for kind, count in sorted(kinds.items()))
     used = (
         f"{mib(sum(each.rss_bytes for each in known))} resident (what they share counts for each), "
-        f"{sum(each.threads for each in known)} threads, {sum(each.descriptors or 0 for each in known)} descriptors, "
+        f"{counted(sum(each.threads for each in known), 'thread')}, "
+        f"{counted(sum(each.descriptors or 0 for each in known), 'descriptor')}, "
         f"{sum(each.cpu_s for each in known):.0f} s of CPU time"
     )
     return [Finding("processes", PASS, f"{text}: {used}")]

@@ -39,6 +39,7 @@ from rlinf_actors.kept_logs import keep
 from rlinf_actors.model.run_order import AgentOrder, HeadOrder, NodeOrder
 from rlinf_actors.net.head_records import clear_stale
 from rlinf_actors.net.host import joined_address
+from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.progress import Facts, WaitLine, named, those_up
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
@@ -292,7 +293,7 @@ class RunCluster:
         if not self._dir:
             return
         if left := program.end(self._id):
-            _say(f"ended {left} processes that the program had left")
+            _say(f"ended {counted(left, 'process')} that the program had left")
         late = set(self._missing.values())
         for child in self._agents:
             child.close()
