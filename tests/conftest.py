@@ -117,7 +117,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-seed", type=int, help="of the soak: the plan of an earlier run; by default a new one")
     parser.addoption("--year-minutes", type=float, default=0, help="how long the year goes on (tests/year)")
     parser.addoption("--year-faults", default="", help="of the year, separated by commas (tests/year/year_faults.py)")
-    parser.addoption("--chaos-seconds", type=float, default=8, help="how long the chaos lasts (tests/chaos)")
+    parser.addoption("--chaos-seconds", type=float, default=6, help="how long the chaos lasts (tests/chaos)")
     parser.addoption("--chaos-kinds", default="", help="of faults, separated by commas (tests/chaos/chaos_plan.py)")
     parser.addoption("--chaos-seed", type=int, help="of the chaos: the faults of an earlier run; by default new ones")
 

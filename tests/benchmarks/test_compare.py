@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PROTOTYPE = pytest.mark.nightly("only benchmarks use the prototype that figures are compared with")
 
 
 def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,18 +43,21 @@ def test_compare_writes_every_sample_and_the_ratios(tmp_path: Path) -> None:
     assert "wait() from a plain script" in done.stdout
 
 
+@PROTOTYPE
 @pytest.mark.live
 def test_the_prototype_measures_its_cases() -> None:
     done = benchmarks("compare", "one_call", "in_flight", "fan_out", "--reps", "1", "--backends", "prototype")
     assert done.returncode == 0, done.stderr
 
 
+@PROTOTYPE
 def test_the_prototype_measures_transfers() -> None:
     code = "from benchmarks.raw import prototype; prototype.RUNS = {1: 4}; assert len(prototype.transfers()) == 2"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=80)
     assert done.returncode == 0, done.stderr
 
 
+@PROTOTYPE
 @pytest.mark.parametrize("size", [100, 1 << 20])
 @pytest.mark.parametrize("window", [1, 16])
 def test_queue_of_the_prototype_passes_all_items(size: int, window: int) -> None:

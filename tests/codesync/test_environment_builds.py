@@ -232,6 +232,7 @@ class TestTrim:
         assert to.trim() == ["a"]
 
 
+@pytest.mark.nightly("ensurepip unpacks all of pip, for bases that few have")
 def test_base_without_pip_gets_one_from_ensurepip(tmp_path):
     if shutil.which("uv") is None and not Base.own().pip:
         pytest.skip("this interpreter has no pip")

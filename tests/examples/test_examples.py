@@ -115,6 +115,7 @@ def test_parameter_sync(tmp_path):
         assert line.endswith("the same everywhere: True")
 
 
+@pytest.mark.nightly("18 agentds: tests/live/test_heterogeneous.py has the settings of nodes, the plan is tested below")
 def test_heterogeneous(tmp_path):
     out = succeeds(tmp_path, "heterogeneous/main.py", "--small")
     assert "actor: 8 workers on nodes 0 (1), 1 (1), 2 (1), 3 (1), 4 (1), 5 (1), 6 (1), 7 (1)" in out
@@ -131,7 +132,13 @@ def test_the_whole_heterogeneous_plan(tmp_path):
     assert "agent: 400 processes on node (0-1:0-199,2-3:200-399)" in out
 
 
-@pytest.mark.parametrize("fault", ["none", "worker", "template", "agentd"])
+MATRIX = pytest.mark.nightly("tests/robots has each fault")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["none", pytest.param("worker", marks=MATRIX), pytest.param("template", marks=MATRIX), "agentd"],
+)
 def test_the_robot_arm_is_stopped_last(tmp_path, fault):
     out = succeeds(tmp_path, "robot_arm.py", "--fault", fault)
     assert re.search(r"commands in the arm's record; the last two: move \d\.\d+, stop\n", out)

@@ -86,8 +86,9 @@ def devices(*names: str) -> list[dict[str, Any]]:
     return [{"sees": [name], "told": [name, name], "order": "PCI_BUS_ID"} for name in names]
 
 
-@pytest.mark.parametrize("value", ["2,1", "GPU-2c,GPU-1b", "GPU-2,1"])
-@pytest.mark.parametrize("where", ["environment", "agentd.toml"])
+@pytest.mark.parametrize(
+    ("where", "value"), [("environment", "2,1"), ("environment", "GPU-2c,GPU-1b"), ("agentd.toml", "GPU-2,1")]
+)
 def test_on_the_node(look: Any, where: str, value: str) -> None:
     given = {"CUDA_VISIBLE_DEVICES": value}
     found = look(1, **({"node_env": given} if where == "environment" else {"agentd_env": given}))

@@ -58,7 +58,13 @@ def test_megatron_workers_train_as_one_process_does_on_a_grid_of_groups(cluster:
     actor.shut().wait(pace.PATIENCE_S)
 
 
-@pytest.mark.parametrize("cls", [VLLMRollout, SGLangRollout])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        pytest.param(VLLMRollout, marks=pytest.mark.nightly("the shards of SGLang make their group in the same way")),
+        SGLangRollout,
+    ],
+)
 def test_engine_shards_have_a_group_of_their_own_and_receive_weights_from_actors(cluster: Cluster, cls):
     name = cls.__name__
     actor = launch(cluster, FSDPActor, 1, f"actor-of-{name}")

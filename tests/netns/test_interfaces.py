@@ -211,6 +211,7 @@ def misleading() -> Iterator[list[netns_kit.Host]]:
         yield made
 
 
+@pytest.mark.nightly("the collectives of the other test use the same interface")
 def test_gloo_ignores_a_hostname_that_is_a_loopback_address(misleading: list[netns_kit.Host], tmp_path: Path) -> None:
     address = f"{misleading[0].ip}:6399"
     agents = [

@@ -20,6 +20,7 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.client_messages import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 
+pytestmark = pytest.mark.model
 SIZES = (100, 1000)
 
 
