@@ -90,6 +90,7 @@ class Daemon:
         self._handing_over = False
         self._orphaned = False
         self._cluster_ended = ""  # why, if the head was told to end for good
+        self._stopped_by = ""  # why this agentd ends, "" for SIGUSR1
 
     async def run(self) -> int:
         """Run agentd until a signal, its owner or the head ends it. Return the exit code.
@@ -236,7 +237,8 @@ class Daemon:
 
     def _close_head(self, head: HeadServer) -> None:
         ended = "the cluster was stopped" if self._config.embedded else self._cluster_ended
-        head.close(ended or "the head is being restarted", restarting=not ended)  # then drivers and agents wait for it
+        reason = ended or f"the head was stopped ({self._stopped_by or 'SIGUSR1'})"
+        head.close(reason, restarting=not ended)  # then drivers and agents wait for the next head
 
     def _publish_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
         """Write a record on this machine, by which `rlinf-actors estop` and other commands find the head at
@@ -440,6 +442,7 @@ class Daemon:
         if self._handing_over:  # `systemctl restart` sends SIGTERM after SIGUSR1
             return
         self._stopping.set()
+        self._stopped_by = self._stopped_by or reason
         if self._run_dir is not None and not self._config.embedded:
             self._run_dir.mark_stopping()
         self.status.ending(f"stopping: {reason}")

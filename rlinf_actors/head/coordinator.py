@@ -169,6 +169,15 @@ class Coordinator:
         self.keys.flush()
         return self.out
 
+    def stopping(self, reason: str, restarting: bool, wall: float) -> None:
+        """Log the orderly end of the head, before its last turn is finished. *reason* is for people.
+
+        *restarting* is True if all groups go on. *wall* is the present time in seconds since the epoch.
+        """
+        self._begin(self.now, wall)
+        text = f"{reason}; jobs wait for the next head" if restarting else reason
+        self.log.add(commands.LogEvent("head_stopped", text))  # not by `emit`, as the start
+
     def handle(self, event: commands.Event, now: float, wall: float = 0.0) -> list[commands.Command]:
         """Change the state by *event*, and return all commands to carry out, in order, those of all slices too."""
         done = self.apply(event, now, wall) + self.finish_turn()

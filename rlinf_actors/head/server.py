@@ -152,6 +152,8 @@ class HeadServer:
             restarting: True if another head will soon listen at this address, so that workers and groups go on; False
                 if the cluster ends.
         """
+        if reason:
+            self._coordinator.stopping(reason, restarting, time.time())
         self._shell.carry_out(self._finish_turn())
         if reason:
             self._shell.carry_out((self._coordinator.restarting if restarting else self._coordinator.farewell)(reason))

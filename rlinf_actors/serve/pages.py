@@ -41,7 +41,7 @@ _LEVELS: Mapping[str, str] = {
     **dict.fromkeys(("estop_released", "group_launched", "driver_joined", "node_undrained", "breakpoint_left"), "good"),
     **dict.fromkeys(("suspect", "draining", "starting", "restarting", "degraded", "stopping", "registering"), "warn"),
     **dict.fromkeys(("unresponsive", "node_suspect", "worker_unresponsive", "worker_restarted", "refused"), "warn"),
-    **dict.fromkeys(("node_draining", "events_missing", "node_left", "output_lost"), "warn"),
+    **dict.fromkeys(("node_draining", "events_missing", "head_stopped", "node_left", "output_lost"), "warn"),
     **dict.fromkeys(("breakpoint", "breakpoint_reached", "breakpoint_attached"), "warn"),
     **dict.fromkeys(("lost", "node_lost", "worker_died", "lease_lost", "robot_conflict", "estop"), "bad"),
 }

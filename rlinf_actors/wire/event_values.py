@@ -11,7 +11,7 @@ from rlinf_actors.wire.protocol import Number, Pid
 from rlinf_actors.wire.values import ExitReport, Value
 
 EventKind = Literal[
-    "head_started", "events_missing",
+    "head_started", "head_stopped", "events_missing",
     "node_joined", "node_suspect", "node_heard", "node_lost", "node_left",
     "node_draining", "node_drained", "node_undrained",
     "driver_joined", "driver_ended", "refused",
@@ -23,7 +23,8 @@ EventKind = Literal[
 ]  # fmt: skip
 """Kinds of events in a cluster.
 
-A reader inserts `events_missing` in place of events that the head no longer keeps. `node_heard` ends node_suspect.
+`head_stopped` is an orderly end; before the next `head_started` it is missing if the head was killed. A reader inserts
+`events_missing` in place of events that the head no longer keeps. `node_heard` ends node_suspect.
 `node_drained` means that no worker is left on a draining node. `worker_stopped` is the end of a worker that was asked
 to end, or of the host of a closed channel; every other end of a worker is `worker_died`.
 """

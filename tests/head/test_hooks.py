@@ -17,12 +17,13 @@ from keys_kit import two_jobs
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head import hooks, notify
+from rlinf_actors.head.event_store import EventStore
 from rlinf_actors.head.hooks import Hooks
 from rlinf_actors.head.notify import Notify, checked
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.net.zmq_network import ZmqNetwork
-from rlinf_actors.wire.client_messages import EStop, GetStatus
+from rlinf_actors.wire.client_messages import EStop, GetEvents, GetStatus
 from rlinf_actors.wire.event_values import ClusterEvent, event_dict
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.values import ExitReport
@@ -274,21 +275,29 @@ def test_file_of_the_head_has_one_table(tmp_path):
 # --- the head ---
 
 
-async def test_head_tells_its_hooks_of_an_emergency_stop(tmp_path):
+async def test_head_tells_its_hooks_of_an_emergency_stop_and_of_its_own_end_which_the_next_head_knows(tmp_path):
     loop = asyncio.get_running_loop()
     network = ZmqNetwork(loop)
-    told = Hooks(Notify(command=(script(tmp_path, WRITES),)), os.environ, loop)
-    head = HeadServer(network, hooks=told)
+    told = Hooks(Notify((script(tmp_path, WRITES),), kinds=("estop", "head_stopped")), os.environ, loop)
+    head = HeadServer(network, hooks=told, events=EventStore(str(tmp_path)))
     endpoint = head.start([f"ipc://{tmp_path}/head"])[0]
     client = ControlClient(network, endpoint, b"observer:x", lambda notice: None)
     await client.request(EStop("me", "smoke"), 10)
     status = await client.request(GetStatus(), 10)
     assert [hook.name for hook in status.hooks] == ["command"]
+    following = asyncio.ensure_future(client.request(GetEvents(-1, wait_s=5.0), 10))
+    await client.request(GetStatus(), 10)  # the head has the question before
+    head.close("the head was stopped (SIGTERM)", restarting=True)
+    assert [event.kind for event in (await following).events] == ["head_stopped"]
     client.close()
-    head.close()
     network.close()
-    ((_, event, _),) = got(tmp_path)
+    (_, event, _), (_, last, _) = got(tmp_path)
     assert (event["kind"], "smoke" in event["text"]) == ("estop", True)
+    text = "the head was stopped (SIGTERM); jobs wait for the next head"
+    assert (last["kind"], last["text"]) == ("head_stopped", text)
+    next_store = EventStore(str(tmp_path))
+    assert next_store.remembered.events[-1].event.text == text
+    next_store.close()
 
 
 def test_only_the_administrator_sees_the_hooks():
