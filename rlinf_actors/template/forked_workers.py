@@ -467,6 +467,8 @@ class ForkedWorkers:
             pump.finish()
             if pump in self._selector.get_map():
                 self._selector.unregister(pump)
+            if pump.lost:  # no room came back, so that the file has no line about it
+                self._send(packets.LogsLost(worker.id, f"{pump.fault}; {pump.lost:,} bytes until the worker ended"))
         if worker.control in self._selector.get_map():
             self._on_control(worker)
         if worker.control in self._selector.get_map():

@@ -286,7 +286,7 @@ class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
 class LogsLost(ControlMessage, frozen=True):
     """Packet of a template: the output of this worker cannot be written (e.g. a full disk), as `text` says.
 
-    If `text` is "", the output can be written again.
+    If `text` is "", the output can be written again. A last packet says how many bytes are missing if it never could.
     """
 
     id: Name

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 
 import pytest
 from workers_kit import children, order, spec
@@ -88,4 +89,13 @@ threading.Thread(target=speak, daemon=True).start()
             await reports.line("output is written again")
             await reports.line("said after")
             assert any("bytes of output are missing here" in text for _, _, text in reports.lines)
-        assert one.id not in reports.exits, "the worker goes on"
+            assert one.id not in reports.exits, "the worker goes on"
+            with pytest.raises(OSError, match="No space left"):
+                fill(ballast)
+            say.write("lost until the end\n")
+            await reports.until(lambda: sum("output is lost" in text for _, _, text in reports.lines) == 2)
+            kids.stop([one.id], 0.0)
+            lost = await reports.line("bytes until the worker ended")
+            count = int(re.findall(r"No space left on device; ([\d,]+) bytes", lost[2])[0].replace(",", ""))
+            assert 60_000 < count < 100_100
+
