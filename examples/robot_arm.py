@@ -117,7 +117,7 @@ def main() -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as arm:
             try:
                 assert arm.stdout is not None
-                address = f"127.0.0.1:{int(arm.stdout.readline())}"
+                address = arm.stdout.readline().split()[-1]
                 stream_until_the_fault(address, record, given.fault, compiled(folder) if given.native else "")
             finally:
                 arm.terminate()

@@ -11,7 +11,7 @@ import click
 from rlinf_actors.cli.events_command import read_events
 from rlinf_actors.cli.output import Amount, json_option, note, show_fields, show_json, show_table, size, warn
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
-from rlinf_actors.cli.views import node_dict
+from rlinf_actors.cli.views import hardware_text, held_on, node_dict
 from rlinf_actors.cluster.event_stream import EventCursor
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.progress import Facts, named
@@ -110,7 +110,7 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
             "admits": str(node.report.admit),
             **({"closed": node.closed} if node.closed else {}),
             "address": data["ip"],
-            "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
+            "hardware": hardware_text(data["hardware"], held_on(node, status)) or "none",
             "machine": f"{data['num_cpus']} CPUs, {size(data['memory_bytes'])}",
             "python": f"{data['python']} ({data['interpreter']})",
         }

@@ -14,6 +14,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
@@ -127,6 +128,12 @@ def complain(text: str) -> None:
         echo(marked(f"error: {text}", logging.ERROR), err=True)
         return
     echo(text, lead=click.style("error: ", fg="red", bold=True), err=True, color=takes_sequences(sys.stderr))
+
+
+def check_directory(path: Path) -> None:
+    """Raise UsageError if the directory of the file *path*, which a command is to write, does not exist."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
 
 
 yes_option: Callable[[F], F] = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

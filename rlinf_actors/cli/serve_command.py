@@ -142,7 +142,7 @@ async def _serve(
         await stack.enter_async_context(serving(app.make(), listener))
         stack.callback(app.close)
         echo(url)
-        note(f"asks {endpoint} every {every_s:g} s. Ctrl-C ends")
+        note(f"this server asks the head at {endpoint}, and its nodes, for figures every {every_s:g} s; Ctrl-C ends it")
         ending = tasks.start(end.wait(), "waiting for a signal")
         await asyncio.wait({ending, rounds}, return_when=asyncio.FIRST_COMPLETED)
 

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from rlinf_actors.cli.job_command import find_job, jobs_of
-from rlinf_actors.cli.output import echo, json_option, note, plain, show, warn
+from rlinf_actors.cli.output import check_directory, echo, json_option, note, plain, show, warn
 from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.cluster.trace_files import ANSWER_S, NodeTraces, Traced, TraceFile, TraceReport, aside, chrome_path
 from rlinf_actors.errors import RlinfActorsError, UsageError
@@ -83,6 +83,7 @@ def fetch(job: str, output: str, head: str | None, as_json: bool) -> None:
     endpoint, status = _status(head)
     name = _chosen(status, job)
     path = Path(output)
+    check_directory(path)  # before the work
     report = asyncio.run(_fetch(endpoint, name, [*_drivers_of(status, name), *_nodes_of(status)], path))
     for process, count in sorted(report.fallen_out.items()):
         warn(f"{process}: {counted(count, 'event')} not in the trace: later ones took the room (start --events)")

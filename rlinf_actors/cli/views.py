@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,7 @@ def status(head: str | None, as_json: bool) -> None:
         {
             "head": f"{endpoint} (rlinf-actors {found.version}, up {duration(found.uptime_s)})",
             "nodes": _counts(data["nodes"]),
-            "hardware": _counts(data["hardware"]),
+            "hardware": hardware_text(data["hardware"], found.leases) or "none",
             "groups": _counts(data["groups"]) + (f" ({data['detached']} detached)" if data["detached"] else ""),
             "workers": _counts(data["workers"]),
             "leases": [_lease(one) for one in found.leases] or "none",
@@ -152,6 +152,21 @@ def _others(found: Status) -> list[str] | str:
     return f"{counted(count, 'worker')} and children of workers" if count else "none"
 
 
+def held_on(node: NodeState, status: Status) -> list[LeaseState]:
+    """Return the leases of robots whose workers are on *node*."""
+    name = f"{node.report.hostname} ({node.report.ip})" if node.report.ip else node.report.hostname  # as the head says
+    return [lease for lease in status.leases if name in lease.nodes]
+
+
+def hardware_text(probed: Mapping[str, int], held: Iterable[LeaseState]) -> str:
+    """Return the hardware that nodes have *probed*, and the robots that groups hold, "" for nothing. A driver declares
+    robots, so that no probe finds them.
+    """
+    robots = Counter(title.partition(" ")[0] for title in {lease.title for lease in held})
+    leased = [f"{count} {kind} (leased)" for kind, count in sorted(robots.items())]
+    return ", ".join([*(f"{count} {kind}" for kind, count in probed.items()), *leased])
+
+
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
 
@@ -177,10 +192,10 @@ def nodes(head: str | None, as_json: bool) -> None:
                 f"{duration(row['last_seen_s'])} ago",
                 row["num_cpus"],
                 size(row["memory_bytes"]),
-                ", ".join(f"{count} {kind}" for kind, count in row["hardware"].items()) or "-",
+                hardware_text(row["hardware"], held_on(node, found)) or "-",
                 row["python"],
             )
-            for row in rows
+            for row, node in zip(rows, found.nodes, strict=True)
         ],
         "no node has registered",
     )

@@ -157,7 +157,7 @@ class Board:
         nodes, workers, channels: what the newest status names.
         methods: calls by (job, group) and method.
         events: the newest events.
-        event_counts: number of events by kind, since this process began.
+        event_counts: number of events by kind: those in the head's event log when this process began, and all since.
         calls_history, cpu_history: calls in a second, and busy processors, of the cluster at the last samples. A
             machine with several nodes counts once.
         cpus: number of the processors whose use the newest of `cpu_history` has, 0 if no node's use is known.

@@ -43,7 +43,7 @@ class BoardCollector(Collector):
         yield _gauge("round_age_seconds", "Age of the last round", [((), max(0.0, time.monotonic() - sample.clock))])
         yield _gauge("round_seconds", "Duration of the last round", [((), sample.took_s)])
         kinds = [((kind,), float(count)) for kind, count in board.event_counts.items()]
-        yield _counter("events", "Events of the cluster, since this process began", kinds, ("kind",))
+        yield _counter("events", "Events in the head's event log when this process began, and since", kinds, ("kind",))
         if status is not None:
             yield from _of_head(board, status)
             yield from _of_nodes(board.nodes)

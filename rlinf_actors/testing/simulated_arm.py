@@ -4,8 +4,8 @@ The protocol is lines of text over TCP. A client sends ``move X``, ``stop`` or `
 POSITION MOVING`` to every client, 20 times a second by default. The record is a file with one JSON object per line:
 time (CLOCK_MONOTONIC, which all processes of a machine share), connection, command.
 
-``python -m rlinf_actors.testing.simulated_arm --port 0 --record FILE`` runs one arm and prints its port. Each further
---record makes another arm, whose port is printed on a line of its own.
+``python -m rlinf_actors.testing.simulated_arm --port 0 --record FILE`` runs one arm and prints a line that ends with
+the arm's address and port. Each further --record makes another arm, with a line of its own.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class SimulatedArm:
     """
 
     def __init__(self, record: str, *, rate_hz: float = RATE_HZ, watchdog_s: float = 0.0) -> None:
+        self.name = f"the simulated arm with the record {record}"
         self._record = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._rate_hz = rate_hz
         self._watchdog_s = watchdog_s
@@ -220,14 +221,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def serve(arms: Sequence[SimulatedArm], host: str, port: int) -> None:
-    """Let each simulated arm listen at *host* and *port*, print the ports, and run until SIGTERM or SIGINT. With port
-    0, each arm listens at a free port of its own.
+    """Let each simulated arm listen at *host* and *port*, print where, and run until SIGTERM or SIGINT. With port 0,
+    each arm listens at a free port of its own.
     """
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     ports = [await arm.listen(host, port) for arm in arms]
-    sys.stdout.write("".join(f"{port}\n" for port in ports))
+    sys.stdout.write("".join(f"{arm.name} listens at {host}:{port}\n" for arm, port in zip(arms, ports, strict=True)))
     sys.stdout.flush()
     await over.wait()
     for arm in arms:

@@ -43,8 +43,20 @@ def example_status() -> Status:
     group = GroupState("job-1", "greeters", "hello:Greeter", "driver-1", "running", workers, token="SECRET")
     nodes = [node(0, gpus=4), node(1, gpus=4), node(2, state="lost", faults=["NVML: driver mismatch"])]
     leases = [
-        LeaseState("Arm:1", "Arm 1", "job-1", "arms", "owned by driver, process 7", ["arms:0"], ["n0"], "held", 312.25),
-        LeaseState("Arm:2", "Arm 2", "job-2", "far", "whose owner has ended", ["far:0"], ["n2"], "lost", 20.0, 100.0),
+        LeaseState(
+            "Arm:1",
+            "Arm 1",
+            "job-1",
+            "arms",
+            "owned by driver, process 7",
+            ["arms:0"],
+            ["n0 (10.0.0.1)"],
+            "held",
+            312.25,
+        ),
+        LeaseState(
+            "Arm:2", "Arm 2", "job-2", "far", "whose owner has ended", ["far:0"], ["n2 (10.0.0.3)"], "lost", 20.0, 100.0
+        ),
     ]
     clients = ["driver 3f2a, process 7, namespace 'job-1'"]
     return Status("epoch-1", "0.1.0", 75.0, nodes, [group], clients, leases)

@@ -170,7 +170,7 @@ def test_status_shows_the_cluster(shown):
         "group": "arms",
         "owner": "owned by driver, process 7",
         "workers": ["arms:0"],
-        "nodes": ["n0"],
+        "nodes": ["n0 (10.0.0.1)"],
         "state": "held",
         "held_s": 312.25,
         "free_in_s": None,
@@ -178,6 +178,8 @@ def test_status_shows_the_cluster(shown):
     assert (data["leases"][1]["state"], data["leases"][1]["free_in_s"]) == ("lost", 100.0)
     _, out, _ = shown("status")
     assert "up 75 s" in out
+    assert "hardware  8 NV_GPU, 2 Arm (leased)\n" in out
+    assert shown("nodes")[1].splitlines()[1].split("GiB  ")[1].startswith("4 NV_GPU, 1 Arm (leased)  3.")
     assert "Arm 1: group arms of namespace job-1, 5 min, owned by driver, process 7\n" in out
     assert "Arm 2: group far of namespace job-2, 20 s, whose owner has ended; its node is lost, free in 100 s\n" in out
     assert "fault     n2: NVML: driver mismatch" in out

@@ -123,7 +123,9 @@ def arm(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     command = words(CELL[0], **{"4000": "0", "arm.jsonl": str(record)})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield f"127.0.0.1:{int(process.stdout.readline())}", record
+        said, _, address = process.stdout.readline().strip().rpartition(" ")
+        assert said == f"the simulated arm with the record {record} listens at"
+        yield address, record
         process.terminate()
 
 

@@ -57,7 +57,7 @@ class Arm:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
+        self.port = int(self._process.stdout.readline().rpartition(":")[2])
 
     def address(self, host: str = "127.0.0.1") -> str:
         return f"{host}:{self.port}"

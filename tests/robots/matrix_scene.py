@@ -191,7 +191,8 @@ class Scene:
             started.append((rank, records, self.start(lab, command, stdout=subprocess.PIPE, text=True)))
         for rank, records, process in started:
             host = f"127.0.{rank}.1"  # the lab's own, also when its plug is pulled; with another name in each lab
-            self.arms.append([Arm(f"{host}:{int(process.stdout.readline())}", record) for record in records])
+            ports = [int(process.stdout.readline().rpartition(":")[2]) for _ in records]
+            self.arms.append([Arm(f"{host}:{port}", record) for port, record in zip(ports, records, strict=True)])
             self.stack.callback(process.stdout.close)
 
     def driver(self, host: netns_kit.Host, labs: Sequence[int], components: dict[str, dict[str, str]]) -> Driver:

@@ -19,6 +19,7 @@ from typing import Any
 from rlinf_actors.cli.doctor.cluster import ANSWER_S, ClusterFacts
 from rlinf_actors.cli.doctor.redaction import Redactor
 from rlinf_actors.cli.job_command import jobs_of
+from rlinf_actors.cli.output import check_directory
 from rlinf_actors.cli.queries import observing
 from rlinf_actors.cli.views import group_dict, node_dict, summary, worker_dict
 from rlinf_actors.config_files import read_text
@@ -97,8 +98,7 @@ def check_new(path: Path) -> None:
     """Raise UsageError if *path* exists, or its directory does not."""
     if path.exists():
         raise UsageError(f"{path} exists already: name another file, or remove it")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
+    check_directory(path)
 
 
 def write_bundle(
