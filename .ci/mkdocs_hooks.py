@@ -1,7 +1,7 @@
 """Hooks of MkDocs: set the order of pages, copy the project files that pages link to, and make the API page.
 
 The pages are written for a reader of the repository. Here a link out of docs/ leads to a copy of that file on the site,
-below project/, and each heading of docs/reference/api.md gets the whole docstrings of its name.
+below project/, and each name in docs/reference/api.md gets its whole docstrings.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -23,19 +24,28 @@ _copies: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Make the navigation from docs/index.md: a tab for each line in bold, with the pages that are linked below it."""
-    tab, tabs = "Overview", {"Overview": ["index.md"]}
-    index = Path(config.docs_dir, "index.md").read_text()
-    for bold, link in re.findall(r"^\*\*(.+?)\*\*|\]\(([^)\s#]+\.md)\)", index, re.MULTILINE):
-        if bold:
-            tab = bold
+    """Make the navigation from docs/index.md.
+
+    A line in bold is a tab, and a line in italics a section of it. Pages are in the tab or section above their link,
+    but those that are not in a folder of docs/, such as the glossary, are in the first tab. Links above all tabs
+    have no place in it.
+    """
+    overview: list[Any] = ["index.md"]
+    tabs: list[dict[str, Any]] = [{"Overview": overview}]
+    here: list[Any] = []
+    line = re.compile(r"^\*\*(.+?)\*\*|^\*([^*]+)\*$|\]\(([^)\s#]+\.md)\)", re.MULTILINE)
+    for tab, section, link in line.findall(Path(config.docs_dir, "index.md").read_text()):
+        if tab:
+            here = of_tab = []
+            tabs.append({tab: here})
+        elif section:
+            here = []
+            of_tab.append({section: here})
         elif link.startswith("../"):
-            tabs["Overview"].append(f"project/{link.removeprefix('../')}")
-        elif "/" in link:
-            tabs.setdefault(tab, []).append(link)
+            overview.append(f"project/{link.removeprefix('../')}")
         else:
-            tabs["Overview"].append(link)
-    config.nav = [{name: pages} for name, pages in tabs.items()]
+            (here if "/" in link else overview).append(link)
+    config.nav = tabs
     return config
 
 
@@ -69,6 +79,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if original.endswith(".md"):
         markdown = _LINK.sub(on_site, markdown)
     if here == "reference/api.md":
-        entry = re.compile(r"^## (\w+)\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-        markdown = entry.sub(r"## \1\n\n::: rlinf_actors.\1\n\n", markdown)
+        entry = re.compile(r"^### (\w+)\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+        markdown = entry.sub(r"### \1\n\n::: rlinf_actors.\1\n\n", markdown)
     return markdown

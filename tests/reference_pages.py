@@ -53,24 +53,49 @@ def members(cls: type) -> Iterator[tuple[str, str]]:
                 yield name + signature(function), summary(function)
 
 
+API = {
+    "Clusters and workers": (
+        "cluster.cluster", "worker.worker", "group", "runtime.future", "model.restart", "model.address",
+    ),
+    "Placement and configuration": ("placement", "model.placement", "config.cluster_config", "cluster.cluster_names"),
+    "Channels": ("channel", "worker.channel_worker"),
+    "Process groups": ("messaging",),
+    "Batches and routes": ("routing", "runtime.route_work"),
+    "Traces and profiles": ("tracing", "config.profiling_config"),
+    "Nodes, accelerators and robots": ("model.node", "hardware", "model.hardware", "model.accelerator_table"),
+    "Errors": ("errors",),
+}  # fmt: skip
+"""The sections of docs/reference/api.md, with the packages or modules that their names come from."""
+
+
 def api() -> str:
     """docs/reference/api.md."""
     import rlinf_actors
 
     lines = [
         "# API", "", NOTE, "",
-        "The names of `rlinf_actors`, with the first paragraph of each docstring. `help(name)` shows all of it.",
-        "[Errors](errors.md) says when each error is raised, and what to do. `__version__` is the release.", "",
+        "The names of `rlinf_actors`, by subject. In the repository each has the first paragraph of its docstring, on",
+        "the site and by `help(name)` all of it. [Errors](errors.md) says when each error is raised, and what to do.",
+        "`__version__` is the release.", "",
     ]  # fmt: skip
-    for name in sorted({*rlinf_actors.__all__} - {"__version__"}):
-        thing = getattr(rlinf_actors, name)
-        former = inspect.isclass(thing) and thing.__name__ != name
-        lines += [f"## {name}", "", f"The former name of `{thing.__name__}`." if former else summary(thing), ""]
-        if inspect.isclass(thing) and not issubclass(thing, Exception):
-            rows = sorted(members(thing))
-            lines += [f"* `{head}`{': ' if text else ''}{text}" for head, text in rows]
-            lines += [""] * bool(rows)
+    found = []
+    for section, packages in API.items():
+        lines += [f"## {section}", ""]
+        for package in packages:
+            for name in [name for name, home in rlinf_actors._HOME.items() if f"{home}.".startswith(f"{package}.")]:
+                found.append(name)
+                lines += [f"### {name}", "", *described(name, getattr(rlinf_actors, name))]
+    assert sorted(found) == sorted({*rlinf_actors.__all__} - {"__version__"}), "API lacks a module, or has one twice"
     return "\n".join(lines).rstrip() + "\n"
+
+
+def described(name: str, thing: Any) -> Iterator[str]:
+    """The lines about a name of the package: its summary, and those of a class's members."""
+    former = inspect.isclass(thing) and thing.__name__ != name
+    yield from (f"The former name of `{thing.__name__}`." if former else summary(thing), "")
+    if inspect.isclass(thing) and not issubclass(thing, Exception) and (rows := sorted(members(thing))):
+        yield from (f"* `{head}`{': ' if text else ''}{text}" for head, text in rows)
+        yield ""
 
 
 ERRORS = {

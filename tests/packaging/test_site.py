@@ -107,7 +107,7 @@ def test_a_page_has_the_same_parts_here_as_in_the_repository(site, page):
 
 def test_every_public_name_has_its_whole_docstring(site):
     text = built(site, Path("reference/api.md"))
-    entries = {name: entry for name, _, entry in (part.partition('"') for part in text.split('<h2 id="')[1:])}
+    entries = {name: entry for name, _, entry in (part.partition('"') for part in text.split('<h3 id="')[1:])}
     for name in [name for name in rlinf_actors.__all__ if name != "__version__"]:
         entry = entries[name.lower()]
         assert "doc-contents" in entry, f"{name}: mkdocstrings has written nothing"
@@ -115,6 +115,7 @@ def test_every_public_name_has_its_whole_docstring(site):
         if inspect.isclass(thing) and thing.__name__ == name and (said := thing.__doc__):
             words = " ".join(re.findall(r"\w+", said.split("\n\n")[0]))
             assert words in " ".join(re.findall(r"\w+", re.sub(r"<[^>]+>|&\w+;", "", entry))), name
+    assert "\nrecv_tensor(\n" in re.sub(r"<[^>]+>", "", text), "no formatter has broken the signature into lines"
 
 
 @pytest.fixture
@@ -133,18 +134,19 @@ def address(site: Path) -> Iterator[str]:
 
 
 @needs_chromium
-async def test_search_finds_a_page_and_asks_no_other_server(site, address):
+async def test_search_finds_a_page_from_a_server_and_from_files_and_asks_no_other_server(site, address):
     index = json.loads((site / "search" / "search_index.json").read_text())
     known = {entry["location"].partition("#")[0] for entry in index["docs"]}
     assert known >= {str(page.with_suffix(".html")) for page in PAGES}
     faults: list[str] = []
     async with chromium() as browser:
-        page = await browser.new_page()
-        page.on("request", lambda sent: sent.url.startswith(address) or faults.append(sent.url))
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        await page.goto(address)
-        await page.get_by_role("textbox", name="Search").fill("deadlock")
-        found = page.locator("a.md-search-result__link[href*='debug-a-hang.html']").first
-        await found.click()
-        await page.wait_for_url("**/debug-a-hang.html*")
+        for root in (address, f"{site.as_uri()}/"):
+            page = await browser.new_page()
+            page.on("request", lambda sent, root=root: sent.url.startswith(root) or faults.append(sent.url))
+            page.on("pageerror", lambda error: faults.append(str(error)))
+            await page.goto(f"{root}index.html")
+            await page.get_by_role("textbox", name="Search").fill("deadlock")
+            found = page.locator("a.md-search-result__link[href*='debug-a-hang.html']").first
+            await found.click()
+            await page.wait_for_url("**/debug-a-hang.html*")
     assert faults == []
