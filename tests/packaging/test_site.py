@@ -145,7 +145,7 @@ async def test_search_finds_a_page_from_a_server_and_from_files_and_asks_no_othe
             page.on("request", lambda sent, root=root: sent.url.startswith(root) or faults.append(sent.url))
             page.on("pageerror", lambda error: faults.append(str(error)))
             await page.goto(f"{root}index.html")
-            await page.get_by_role("textbox", name="Search").fill("deadlock")
+            await page.get_by_role("textbox", name="Search").press_sequentially("deadlock")  # read at each key
             found = page.locator("a.md-search-result__link[href*='debug-a-hang.html']").first
             await found.click()
             await page.wait_for_url("**/debug-a-hang.html*")
