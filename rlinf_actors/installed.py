@@ -1,4 +1,5 @@
-"""Compute a fingerprint of the packages that an interpreter would import now, from stat calls. Any thread.
+"""Compute a fingerprint of the packages that an interpreter would import now, from stat calls. Any thread. Say how to
+install an extra.
 
 A template forks workers from modules that it imported long ago. It remembers the fingerprint of its start; agentd
 compares that with the current fingerprint before each launch, and replaces an outdated template.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from rlinf_actors.config_files import open_regular
@@ -20,6 +22,17 @@ _RECORDS = (".dist-info", ".egg-info", ".egg", ".egg-link", ".pth")
 """Endings of entries in site-packages that pip and setuptools replace with each installation."""
 _MAX_FILES = 2000
 """Most files of one package outside of site-packages that the fingerprint covers."""
+
+EXTRAS = {"cli": ("rich", "psutil"), "stack": ("py-spy",), "web": ("aiohttp", "jinja2", "prometheus-client")}
+"""The packages of the extras that commands ask for, as in pyproject.toml."""
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra's packages for this interpreter.
+
+    By their own names, which works from any directory: no index has rlinf-actors yet.
+    """
+    return f"{sys.executable} -m pip install {' '.join(EXTRAS[extra])}"
 
 
 class Looks:

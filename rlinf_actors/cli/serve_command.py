@@ -16,6 +16,7 @@ from rlinf_actors.cli.queries import find_head, head_option
 from rlinf_actors.cli.stack_report import ShownWorker, report_lines
 from rlinf_actors.config_files import open_regular
 from rlinf_actors.errors import ConfigError, UsageError
+from rlinf_actors.installed import install_extra
 from rlinf_actors.net import discovery, holders
 from rlinf_actors.net.host import joined_address, split_address
 from rlinf_actors.net.loop import Tasks, new_event_loop
@@ -24,7 +25,7 @@ from rlinf_actors.security.keyfile import is_private, locate
 from rlinf_actors.settings import Settings
 
 ADDRESS = "127.0.0.1:8270"
-MISSING = "rlinf-actors serve needs aiohttp, jinja2 and prometheus-client: pip install 'rlinf-actors[web]'"
+MISSING = f"rlinf-actors serve needs the packages of the extra 'web': run '{install_extra('web')}'"
 NO_KEY = (
     "this cluster has keys, and there is no viewer's key here. On the head's machine: `rlinf-actors keys enroll NAME "
     "--viewer`; then run here the command that it prints"

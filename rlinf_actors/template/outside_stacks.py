@@ -17,13 +17,13 @@ import os
 import selectors
 import signal
 import stat
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
 from rlinf_actors import procfs
 from rlinf_actors.diagnosis.ptrace import find_py_spy, yama
+from rlinf_actors.installed import install_extra
 from rlinf_actors.template import stack_texts
 from rlinf_actors.template.forked_workers import ForkedWorker
 from rlinf_actors.wire import template_protocol as packets
@@ -174,9 +174,7 @@ class OutsideStacks:
     def _spy(self, dump: _Dump) -> None:
         program = find_py_spy()
         if not program:
-            self._fail(
-                dump, f"its node has no py-spy: run '{sys.executable} -m pip install py-spy' there (the extra 'stack')"
-            )
+            self._fail(dump, f"its node has no py-spy: run '{install_extra('stack')}' there")
             return
         native = ["--native"] * (dump.level == NATIVE)
         command = [program, "dump", "--json", *native, "--pid", str(dump.pid)]

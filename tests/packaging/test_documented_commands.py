@@ -25,6 +25,7 @@ from markdown_it.token import Token
 
 from agentd import command_line
 from agentd.config import read
+from rlinf_actors import installed
 from rlinf_actors.cli import estop
 from rlinf_actors.cli.app import app
 from rlinf_actors.config.cluster_config import ClusterConfig
@@ -105,7 +106,7 @@ NOT_RUN: Mapping[str, Collection[str]] = {
     "systemd": ("install", "operate"),
 }
 """The reasons that pages give for blocks that no test runs (tests/page_blocks.py), with the pages."""
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 @functools.cache
@@ -159,8 +160,9 @@ def check(words: list[str], whole: bool) -> None:
     elif program == "rlinf-actors":
         walk(app, arguments, whole)
     elif program == "pip":
-        for extras in re.findall(r"(?:rlinf.actors|\.whl|\.)\[([\w,-]+)\]", " ".join(arguments)):
-            assert set(extras.split(",")) <= EXTRAS
+        for source, extras in re.findall(r"(\S*(?:rlinf.actors|\.whl|\.))\[([\w,-]+)\]", " ".join(arguments)):
+            assert set(extras.split(",")) <= EXTRAS.keys()
+            assert re.search(r"[./]", source), "no index has rlinf-actors: name a clone or a wheel"
 
 
 def refuse(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -213,7 +215,8 @@ def alternatives(text: str) -> list[str]:
     "line",
     [
         "rlinf-actors nods", "rlinf-actors nodes --jsn", "rlinf-actors job show", "agentd --conect 10.0.0.1:6380",
-        "rlinf-actors estop --realease", "python -m rlinf_actors.dropout train.py", "pip install 'rlinf-actors[clt]'",
+        "rlinf-actors estop --realease", "python -m rlinf_actors.dropout train.py", "pip install -e '.[clt]'",
+        "pip install 'rlinf-actors[cli]'",
     ],
 )  # fmt: skip
 def test_a_wrong_command_is_found(line):
@@ -238,6 +241,12 @@ def test_reasons_for_blocks_that_do_not_run_are_known():
     blocks = [one for page in page_blocks.PAGES for one in page_blocks.blocks(page)]
     found = {(one.reason, one.page.stem) for one in blocks if one.reason}
     assert found == {(reason, page) for reason, pages in NOT_RUN.items() for page in pages}
+
+
+def test_commands_name_the_packages_of_their_extras():
+    for extra, packages in installed.EXTRAS.items():
+        declared = [re.match(r"[\w-]+", one)[0] for one in EXTRAS[extra]]
+        assert sorted(packages) == sorted({*declared} - {"rlinf-actors"})
 
 
 CONFIGURATIONS = [

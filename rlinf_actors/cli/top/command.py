@@ -18,6 +18,7 @@ from rlinf_actors.cli.output import Amount, json_option, note, plain, show_json,
 from rlinf_actors.cli.queries import OBSERVERS, find_head, head_option
 from rlinf_actors.cli.top.view import SORT_KEYS, VIEWS, Choice, report, table
 from rlinf_actors.errors import UsageError
+from rlinf_actors.installed import install_extra
 from rlinf_actors.net import discovery
 from rlinf_actors.runtime.progress import Facts, showing
 from rlinf_actors.sampling.sampler import Sampler
@@ -81,7 +82,7 @@ def _can_draw() -> bool:
     try:
         import rich.live  # noqa: F401
     except ModuleNotFoundError:
-        note("one table, because rich is not installed: pip install 'rlinf-actors[cli]'")
+        note(f"one table, because rich is not installed: run '{install_extra('cli')}'")
         return False
     return True
 
