@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -85,10 +84,6 @@ async def closed(stream: socket.socket) -> bool:
             pass
     stream.close()
     return True
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from descriptor_kit import descriptors
 
 from rlinf_actors.model.buffers import keepable
 from rlinf_actors.net.shared_memory import PAGE, SHARED_FROM, WARM, Arena, Borrowed
@@ -215,10 +216,10 @@ def test_another_process_opens_the_arena(arena):
 def test_borrowed_arena_keeps_no_descriptor_and_is_unmapped_at_its_end():
     arena = Arena(16 * PAGE)
     block = arena.store(b"x" * 100)
-    there = len(os.listdir("/proc/self/fd"))
+    there = descriptors()
     borrowed = Borrowed(arena.offer)
     view = borrowed.view(arena.place(block), 100, False, False, lambda: None)
-    assert len(os.listdir("/proc/self/fd")) == there
+    assert not descriptors() - there
     mappings = len(re.findall("memfd:rlinf-actors", Path("/proc/self/maps").read_text()))
     del borrowed
     assert bytes(view) == b"x" * 100, "a view outlives the arena"

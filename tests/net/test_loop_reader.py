@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 import threading
 import time
 
 import pytest
+from descriptor_kit import descriptors
 
 from rlinf_actors.net import reading
 from rlinf_actors.net.loop import IoThread
@@ -159,13 +159,13 @@ def test_loops_that_have_ended_leave_no_descriptor(scene):
 
     run()
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(20):
         run()
     gc.collect()
     active.forget_ended()
     assert len(active.followers) == 0
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not descriptors() - before
 
 
 def test_the_end_of_reading_takes_the_epoll_out_of_a_loop_that_goes_on(scene):

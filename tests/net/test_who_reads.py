@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import net_kit
 import pytest
+from descriptor_kit import descriptors
 
 from rlinf_actors.net import reading
 from rlinf_actors.net.link import LinkOptions
@@ -103,7 +104,7 @@ async def test_host_of_a_channel_reads_all_that_a_zeromq_socket_has(tmp_path, mo
 
 
 def test_reading_ends_with_no_descriptor_left() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     loop = asyncio.new_event_loop()
     made = Reading(loop)
     thread = threading.Thread(target=lambda: (made.take(loop), made.wait(lambda: False), made.leave(loop)))
@@ -113,7 +114,7 @@ def test_reading_ends_with_no_descriptor_left() -> None:
     made.close()
     thread.join(10)
     loop.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
 
 
 async def test_event_loop_that_was_closed_leaves_nothing_to_poll(read: Reading) -> None:

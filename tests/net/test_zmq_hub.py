@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 
 import keyed_kit
 import net_kit
 import pytest
+from descriptor_kit import descriptors
 from tcp_kit import tcp_server
 from test_lost_connections import Middlebox
 
@@ -26,15 +25,6 @@ from rlinf_actors.security.members import LOCAL
 async def hub(short_dir):
     async with net_kit.wire("hub", short_dir) as wire:
         yield wire
-
-
-def descriptors() -> set[tuple[str, str]]:
-    """The numbers of this process's descriptors, each with what it is: a socket has a number of its own."""
-    opened = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # libzmq closes what earlier tests left in a thread of its own
-            opened.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return opened
 
 
 async def test_each_link_costs_one_descriptor(hub, short_dir):
