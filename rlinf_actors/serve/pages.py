@@ -22,10 +22,11 @@ from rlinf_actors.model.hardware import is_accelerator_type
 from rlinf_actors.model.readable import duration
 from rlinf_actors.plurals import counted
 from rlinf_actors.sampling.choice import memory_share
-from rlinf_actors.sampling.sample import Board, WorkerView, quantile
+from rlinf_actors.sampling.sample import Board, MethodTotals, WorkerView, quantile
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Status
-from rlinf_actors.wire.figure_values import DiskFigures, NodeFigures
+from rlinf_actors.wire.endings import ending
+from rlinf_actors.wire.figure_values import DiskFigures, MethodFigures, NodeFigures
 from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.values import CHANNEL_GROUPS, NodeReport
 
@@ -48,7 +49,9 @@ _LEVELS: Mapping[str, str] = {
 
 
 class GroupRow(msgspec.Struct, frozen=True):
-    """A group on the overview. `mean` and `p99` are seconds, of the calls of the last round."""
+    """A group on the overview. `mean` and `p99` are seconds, of the calls that returned in the last round; of all calls
+    if none did.
+    """
 
     name: str
     job: str
@@ -83,9 +86,10 @@ def group_rows(board: Board) -> list[GroupRow]:
         if name.startswith(CHANNEL_GROUPS):
             continue
         group, methods = workers[0].group, board.methods.get((job, name), {})
-        recent = [total.recent for total in methods.values() if total.recent.done]
-        done = sum(method.done for method in recent)
-        buckets = [sum(numbers) for numbers in zip(*(method.buckets for method in recent), strict=False)]
+        timed: Sequence[MethodFigures | MethodTotals] = [one.recent for one in methods.values() if one.recent.done]
+        timed = timed or [*methods.values()]
+        done = sum(method.done for method in timed)
+        buckets = [sum(numbers) for numbers in zip(*(method.buckets for method in timed), strict=False)]
         processes = [one.figures.process for one in workers if one.figures is not None and one.figures.process]
         rows.append(
             GroupRow(
@@ -97,7 +101,7 @@ def group_rows(board: Board) -> list[GroupRow]:
                 _sum(worker.cpu for worker in workers),
                 sum(process.rss_bytes for process in processes) if processes else None,
                 _sum(worker.calls for worker in workers),
-                sum(method.seconds for method in recent) / done if done else None,
+                sum(method.seconds for method in timed) / done if done else None,
                 quantile(buckets, 0.99) if buckets else None,
                 sum(total.failed for total in methods.values()),
                 sum(worker.state.restarts for worker in workers),
@@ -294,12 +298,13 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "area": _area,
     "clock": _clock,
     "duration": duration,
+    "ending": ending,
     "fullest": _fullest,
     "hardware": _hardware,
     "iso": _iso,
     "level": lambda name: _LEVELS.get(name, ""),
     "line": _line,
-    "meaning": lambda path: MEANING.get(path, {"bulk": "bulk streams between nodes"}.get(path, "")),
+    "meaning": lambda path: MEANING.get(path, {"bulk": "large arrays, by a stream between two nodes"}.get(path, "")),
     "memory": memory_share,
     "model": _model,
     "number": _number,

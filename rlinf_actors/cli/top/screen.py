@@ -25,6 +25,7 @@ from rlinf_actors.cli.output import drawn_table, plain
 from rlinf_actors.cli.top.view import HELP, VIEWS, Choice, headline, keys, pressed, table
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.loop import Tasks
+from rlinf_actors.sampling.sample import Board
 from rlinf_actors.sampling.sampler import Sampler
 
 AROUND = 5
@@ -107,41 +108,46 @@ class Screen:
             return
         size = os.get_terminal_size(sys.stdout.fileno())
         self._console.size = ConsoleDimensions(size.columns or 80, size.lines or 24)
-        found = table(self._sampler.board, self._choice).narrowed(self._console.width)
-        room = max(1, self._console.height - AROUND)
-        first = min(self._choice.first, max(0, len(found.rows) - room))
+        shown, first = drawn(self._sampler.board, self._choice, self._console.width, self._console.height)
         self._choice = replace(self._choice, first=first)
-        rows = [[plain(cell) for cell in row] for row in found.rows[first : first + room]]
-        more = len(found.rows) - first - len(rows)
-        middle = drawn_table(found.headings, rows, cut=True) if rows else _line(found.empty)
-        where = f"rows {first + 1} to {first + len(rows)} of {len(found.rows)}; arrows scroll" if first or more else ""
-        parts = [self._headline(), self._chosen(), middle, _line(where, "dim"), self._help()]
-        self._live.update(Group(*parts), refresh=True)
+        self._live.update(shown, refresh=True)
 
-    def _headline(self) -> Text:
-        board = self._sampler.board
-        if board.sample.fault:
-            age = duration(time.time() - board.last_at)
-            return _line(f"no answer for {age}: {board.sample.fault}", "bold red")
-        at = time.strftime("%H:%M:%S", time.localtime(board.sample.at))
-        return _line(f"{at}  {headline(board)}")
 
-    def _chosen(self) -> Text:
-        choice = self._choice
-        line = Text(no_wrap=True, overflow="ellipsis")
-        for view in VIEWS:
-            line.append(f" {view} ", "reverse" if view == choice.view else "")
-        line.append(f"  by {choice.order}")
-        if choice.typing or choice.query:
-            line.append(f"  / {plain(choice.query)}{'_' if choice.typing else ''}", "bold")
-        return line
+def drawn(board: Board, choice: Choice, width: int, height: int) -> tuple[Group, int]:
+    """Return what a screen of *width* columns and *height* lines shows, and the index of its first row."""
+    found = table(board, choice).narrowed(width)
+    room = max(1, height - AROUND)
+    first = min(choice.first, max(0, len(found.rows) - room))
+    rows = [[plain(cell) for cell in row] for row in found.rows[first : first + room]]
+    more = len(found.rows) - first - len(rows)
+    middle = drawn_table(found.headings, rows, cut=True) if rows else _line(found.empty)
+    where = f"rows {first + 1} to {first + len(rows)} of {len(found.rows)}; arrows scroll" if first or more else ""
+    return Group(_headline(board), _chosen(choice), middle, _line(where, "dim"), _help(choice)), first
 
-    def _help(self) -> Text:
-        line = Text(no_wrap=True, overflow="ellipsis")
-        texts = (("Enter", "keep"), ("Esc", "no filter")) if self._choice.typing else HELP
-        for key, what in texts:
-            line.append(key, "bold").append(f" {what}   ", "dim")
-        return line
+
+def _headline(board: Board) -> Text:
+    if board.sample.fault:
+        age = duration(time.time() - board.last_at)
+        return _line(f"no answer for {age}: {board.sample.fault}", "bold red")
+    at = time.strftime("%H:%M:%S", time.localtime(board.sample.at))
+    return _line(f"{at}  {headline(board)}")
+
+
+def _chosen(choice: Choice) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for view in VIEWS:
+        line.append(f" {view} ", "reverse" if view == choice.view else "")
+    line.append(f"  by {choice.order}")
+    if choice.typing or choice.query:
+        line.append(f"  / {plain(choice.query)}{'_' if choice.typing else ''}", "bold")
+    return line
+
+
+def _help(choice: Choice) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for key, what in (("Enter", "keep"), ("Esc", "no filter")) if choice.typing else HELP:
+        line.append(key, "bold").append(f" {what}   ", "dim")
+    return line
 
 
 def _line(text: str, style: str = "") -> Text:
