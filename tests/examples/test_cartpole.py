@@ -14,8 +14,14 @@ from pathlib import Path
 
 import pace
 import pytest
+from rich.text import Text
 
-CARTPOLE = Path(__file__).resolve().parents[2] / "examples" / "cartpole"
+from tests import pictures
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+CARTPOLE = README.parent / "examples" / "cartpole"
+PICTURE = pictures.DOCS / "tutorial" / "pictures" / "returns.svg"
+COLUMNS = 80
 
 
 def run(*arguments: str) -> str:
@@ -66,13 +72,13 @@ def test_one_worker_alone_is_refused():
 SHOW = "from screen import Screen; s = Screen(6, 500); s.note('begun'); s.show(250); s.show(500); s.note('ended')"
 
 
-def shown(rows: int, columns: int, **env: str) -> str:
+def shown(rows: int, columns: int, program: str = SHOW, **env: str) -> str:
     """Return what a small program with a Screen writes to a terminal of that size."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     clean = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     with subprocess.Popen(
-        [sys.executable, "-c", SHOW], cwd=CARTPOLE, stdin=theirs, stdout=theirs,
+        [sys.executable, "-c", program], cwd=CARTPOLE, stdin=theirs, stdout=theirs,
         env={**clean, "TERM": "xterm", "PYTHONUTF8": "1", **env},
     ):  # fmt: skip
         os.close(theirs)
@@ -86,8 +92,12 @@ def shown(rows: int, columns: int, **env: str) -> str:
     return written.decode().replace("\r", "")
 
 
+def last_screen(written: str) -> list[str]:
+    return written.rpartition("F\x1b[2K")[2].replace("\x1b[2K", "").splitlines()
+
+
 def test_the_chart_grows_in_place():
-    last = shown(40, 100).rpartition("F\x1b[2K")[2].replace("\x1b[2K", "").splitlines()
+    last = last_screen(shown(40, 100))
     assert last[0] == "  500 ┤   ██ "
     assert last[9] == "   50 ┤██ ██ "
     assert last[11:] == ["       round  2: mean return 500.0", "begun", "ended"]
@@ -98,3 +108,17 @@ def test_a_terminal_without_room_or_cursor_gets_lines(rows, columns, term):
     assert shown(rows, columns, TERM=term).splitlines() == [
         "begun", "round  1: mean return 250.0", "round  2: mean return 500.0", "ended",
     ]  # fmt: skip
+
+
+def test_picture_of_readme_is_the_chart_of_the_run_that_readme_prints():
+    said = re.search(r"^```text\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)[1].splitlines()
+    rounds = sum(line.startswith("round ") for line in said)
+    calls = [f"from screen import Screen; from cartpole import LONGEST; s = Screen({rounds}, LONGEST)"]
+    calls += [f"s.show({line.split()[-1]})" if line.startswith("round ") else f"s.note({line!r})" for line in said]
+    chart = last_screen(shown(40, COLUMNS, "; ".join(calls)))
+    assert {line for line in said if not line.startswith("round ")} < set(chart)
+    if pictures.MAKES:
+        text = Text("\n".join(chart))
+        PICTURE.write_text(pictures.terminal_svg(text, COLUMNS, "python examples/cartpole/train.py", "returns"))
+    assert pictures.same(pictures.lines_of_svg(PICTURE.read_text()), [line.rstrip() for line in chart]), pictures.AGAIN
+    assert PICTURE.relative_to(README.parent).as_posix() in README.read_text()

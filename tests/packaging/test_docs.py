@@ -38,6 +38,17 @@ def test_links_lead_to_pages_and_headings(path):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_pictures_are_shown_have_a_text_and_are_small():
+    shown = set()
+    for path in PAGES:
+        for text, link in re.findall(r"!\[(.*?)\]\(([^)\s]+)\)", path.read_text(), re.DOTALL):
+            assert len(text) > 10, f"{path.name}: say what {link} shows"
+            shown.add((path.parent / link).resolve())
+    made = {path for kind in ("png", "svg") for path in ROOT.joinpath("docs").rglob(f"*.{kind}")}
+    assert shown == made
+    assert {path.name for path in made if path.stat().st_size >= 150_000} == set()
+
+
 def test_every_page_of_docs_is_in_the_index():
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)\s#]+)\)", index.read_text())}

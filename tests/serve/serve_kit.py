@@ -19,7 +19,9 @@ TOKEN = "a-token-of-the-tests-only"
 
 
 @contextlib.asynccontextmanager
-async def server(found: Board, hosts: tuple[str, ...] = ()) -> AsyncIterator[SimpleNamespace]:
+async def server(
+    found: Board, hosts: tuple[str, ...] = (), endpoint: str = "tcp://10.0.0.1:6380"
+) -> AsyncIterator[SimpleNamespace]:
     """Serve a board. The value has `port`, `app`, `sampler` and `said`, the lines of each log file, and
     `asked`, those that were read; stacks of workers are answered with their ids.
     """
@@ -35,9 +37,7 @@ async def server(found: Board, hosts: tuple[str, ...] = ()) -> AsyncIterator[Sim
             raise RlinfActorsError(f"there is no log file {HOSTILE}")
         return said[-most:]
 
-    sampler = SimpleNamespace(
-        board=found, endpoint="tcp://10.0.0.1:6380", every_s=5.0, stacks=stacks, last_lines=last_lines
-    )
+    sampler = SimpleNamespace(board=found, endpoint=endpoint, every_s=5.0, stacks=stacks, last_lines=last_lines)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         app = App(sampler, Guard(port, TOKEN, hosts), lambda worker, one: [worker.name, one.method])

@@ -1,13 +1,6 @@
-"""The page in a real browser: it updates itself, keeps focus, works by keyboard, in the dark and on a phone.
-
-RLINF_ACTORS_TEST_PICTURES=1 writes the pictures of docs/how-to/watch-a-cluster.md anew.
-"""
+"""The page in a real browser: it updates itself, keeps focus, works by keyboard, in the dark and on a phone."""
 
 from __future__ import annotations
-
-import asyncio
-import os
-from pathlib import Path
 
 import pytest
 from board_kit import HOSTILE, board, figures, status
@@ -15,8 +8,6 @@ from serve_kit import TOKEN, server
 
 from rlinf_actors.sampling.sample import Board, Sample
 from tests.browser import chromium, needs_chromium
-
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pictures"
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -79,29 +70,3 @@ async def test_page_in_a_browser():
             await small.close()
         served.app.close()
     assert faults == []
-
-
-@pytest.mark.skipif(not os.environ.get("RLINF_ACTORS_TEST_PICTURES"), reason="RLINF_ACTORS_TEST_PICTURES=1 writes them")
-async def test_pictures_of_the_docs():
-    """Write the pictures of docs/how-to/watch-a-cluster.md anew."""
-    PICTURES.mkdir(exist_ok=True)
-    found = board(hostile="collect")
-    for number in range(40):
-        next_sample(found, 115.0 + 5 * number, 30 + 10 * (number % 9) + 8 * number, "collect")
-    found.sample.status.stopped.clear()
-    found.sample.status.trouble.clear()
-    async with server(found) as served, chromium() as browser:
-        served.said[:] = [f"[INFO 2026-11-28 03:20:{n:02},114 train.py:88] step {n} loss 0.{97 - n}" for n in range(12)]
-        for name, path, scheme, width in (
-            ("overview", "", "light", 1280),
-            ("overview-dark", "", "dark", 1280),
-            ("worker", "workers/w-1", "light", 1100),
-            ("worker-log", "workers/w-1/log", "light", 1100),
-            ("phone", "", "light", 390),
-        ):
-            context = await browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
-            page = await context.new_page()
-            await page.goto(f"http://127.0.0.1:{served.port}/{path}?token={TOKEN}")
-            await asyncio.wait_for(page.screenshot(path=PICTURES / f"{name}.png", full_page=name != "phone"), 20)
-            await context.close()
-        served.app.close()
