@@ -68,7 +68,7 @@ def test_nowait_operations_raise_instead_of_waiting(cluster):
     assert channel.full()
     channel.put_nowait("other", key="other")
     assert channel.get_nowait() == 1
-    assert str(channel) == "Channel 'small': 1 items\n  'other': ['other']"
+    assert str(channel) == "Channel 'small': 1 item\n  'other': ['other']"
 
 
 def test_async_and_sync_gets_of_one_worker_do_not_mix(cluster):
