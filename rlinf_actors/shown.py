@@ -59,12 +59,19 @@ def bar(text: str) -> str:
 
 
 def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for a notebook, as HTML with escaped text. Rows beyond HTML_ROWS are only counted."""
+    """Return a table for a notebook, as HTML with escaped text. Rows beyond HTML_ROWS are only counted. Without
+    *headings*, the first cell of each row is its heading.
+    """
     found = list(rows)
     cells = "".join(f"<th>{_cell(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(one)}</td>" for one in row) + "</tr>" for row in found[:HTML_ROWS])
+    first = "td" if headings else "th"
+    body = "".join(
+        f"<tr><{first}>{_cell(row[0])}</{first}>{''.join(f'<td>{_cell(one)}</td>' for one in row[1:])}</tr>"
+        for row in found[:HTML_ROWS]
+    )
     more = f"<p>and {len(found) - HTML_ROWS} more</p>" if len(found) > HTML_ROWS else ""
-    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>" if found else ""
+    head = f"<thead><tr>{cells}</tr></thead>" if headings else ""
+    table = f"<table>{head}<tbody>{body}</tbody></table>" if found else ""
     return f"<div><strong>{_cell(title)}</strong>{table}{more}</div>"
 
 

@@ -50,7 +50,7 @@ class ChannelViews(Generic[T]):
             lost = sum(dead.values())
         size = "not known yet" if self._maxsize is None else self._maxsize or "no limit"
         rows = [("job", self._namespace or "none: the items are in this process"), ("maxsize", size), ("items", items)]
-        return html_table(repr(self)[1:-1], ("", ""), [*rows, *([("undeliverable", lost)] if lost else [])])
+        return html_table(repr(self)[1:-1], (), [*rows, *([("undeliverable", lost)] if lost else [])])
 
     @property
     def is_local(self) -> bool:

@@ -34,6 +34,7 @@ from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.shown import html_table
 from rlinf_actors.wire import protocol
+from rlinf_actors.wire.endings import ending
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -303,8 +304,8 @@ class GroupControl:
 
 def _row(rank: int, state: WorkerState) -> tuple[object, ...]:
     """Return rank, node, address, state, process and restarts of a worker, for people."""
-    ended = "" if state.exit is None or state.state != "gone" else f": {state.exit.reason or state.exit.kind}"
-    return rank, state.node_rank, state.node_ip, f"{state.state}{ended}", state.pid or "", state.restarts or ""
+    ended = "" if state.exit is None or state.state != "gone" else f": {ending(state.exit)}"
+    return rank, state.node_rank, state.node_ip, f"{state.state}{ended}", state.pid or "", state.restarts
 
 
 class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -98,4 +98,3 @@ threading.Thread(target=speak, daemon=True).start()
             lost = await reports.line("bytes until the worker ended")
             count = int(re.findall(r"No space left on device; ([\d,]+) bytes", lost[2])[0].replace(",", ""))
             assert 60_000 < count < 100_100
-

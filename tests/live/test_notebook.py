@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import re
 import signal
+import sys
 from html.parser import HTMLParser
 
 import pytest
 from channel_workers import host_pid
+from notebook_page import page_of, shown_by
 
 from rlinf_actors import Channel, ChannelBrokenError, Cluster, ComponentPlacement, NodePlacementStrategy, Worker
-from rlinf_actors.placement.plan import plan
 from rlinf_actors.shown import HTML_ROWS, html_table
+from tests import pictures
+from tests.browser import chromium
 
+PICTURE = pictures.DOCS / "how-to" / "pictures" / "notebook.png"
+VARIES = re.compile(r"/\S+|job-\w+|\d+")
+CELLS = (
+    "cluster = await Cluster.connect(num_nodes=1)\ncluster",
+    'group = await Env.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="env")\ngroup',
+    "group.execute_on(1)",
+    "call = group.step()\nawait call\ncall",
+    'channel = await Channel.create("items", maxsize=4, async_op=True)\n'
+    'for item in "ab":\n    await channel.put(item, async_op=True)\nchannel',
+    "ComponentPlacement(config, cluster)",
+    "from rlinf_actors.placement.plan import plan\nplan(config, cluster)",
+)
 CONFIG = {"cluster": {"num_nodes": 1, "component_placement": {"env": {"node_group": "node", "placement": "0:0-1"}}}}
 
 
@@ -67,26 +82,26 @@ def shown(value: object) -> Reader:
 
 @pytest.mark.live
 async def test_objects_show_themselves_on_the_event_loop_of_a_notebook():
-    async with Cluster.connect(num_nodes=1) as cluster:
-        (headings, node) = shown(cluster).rows
+    names = {"Channel": Channel, "Cluster": Cluster, "ComponentPlacement": ComponentPlacement, "Env": Env}
+    names |= {"NodePlacementStrategy": NodePlacementStrategy, "config": CONFIG}
+    tables = [await shown_by(code, names) for code in CELLS]
+    cluster, group, channel = (names[name] for name in ("cluster", "group", "channel"))
+    async with cluster:
+        nodes, workers, view, done, items, placement, planned = map(Reader, tables)
+        (headings, node) = nodes.rows
         assert dict(zip(headings, node, strict=True))["rank"] == "0"
-        group = await Env.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="env")
-        table = shown(group)
-        assert table.texts == ["WorkerGroup 'env' of 2 Env"]
-        assert [row[:2] + row[3:4] for row in table.rows[1:]] == [["0", "0", "running"], ["1", "0", "running"]]
-        view = shown(group.execute_on(1))
-        assert (view.texts, view.rows[1:]) == (["ranks [1] of group 'env'"], table.rows[2:])
-        done = group.step()
-        await done
-        assert [(row[0], row[2]) for row in shown(done).rows[1:]] == [("env:0", "returned"), ("env:1", "returned")]
+        assert workers.texts == ["WorkerGroup 'env' of 2 Env"]
+        assert [row[:2] + row[3:4] for row in workers.rows[1:]] == [["0", "0", "running"], ["1", "0", "running"]]
+        assert (view.texts, view.rows[1:]) == (["ranks [1] of group 'env'"], workers.rows[2:])
+        assert [(row[0], row[2]) for row in done.rows[1:]] == [("env:0", "returned"), ("env:1", "returned")]
+        assert {"maxsize": "4", "items": "2"}.items() <= dict(items.rows).items()
+        assert placement.rows[1:] == [["env", "0:0-1", "2"]]
+        assert planned.rows[1:] == [["env", "0:0-1", "2", "node"]]
         failed = group.step(fails=True)
         with pytest.raises(ValueError, match="rank 1"):
             await failed
         assert ("env:1", "failed") in [(row[0], row[2]) for row in shown(failed).rows]
-        channel = await asyncio.to_thread(Channel.create, "items", maxsize=4)
-        assert {"maxsize": "4", "items": "0"}.items() <= dict(shown(channel).rows[1:]).items()
-        for key in ("a", "a", "b"):
-            await channel.put(Sealed(), key=key, async_op=True)
+        await channel.put(Sealed(), key="b", async_op=True)
         assert ["items", "3 under 2 keys"] in shown(channel).rows  # and no item was unpickled
         host = host_pid(channel)
         os.kill(host, signal.SIGSTOP)
@@ -96,12 +111,22 @@ async def test_objects_show_themselves_on_the_event_loop_of_a_notebook():
             await channel.get(async_op=True)
         (broken,) = [cells[1] for cells in shown(channel).rows if cells[0] == "items"]
         assert "the host of channel 'items' died" in broken
-        placement = ComponentPlacement(CONFIG, cluster)
-        assert shown(placement).rows[1:] == [["env", "0:0-1", "2"]]
-        planned = plan(CONFIG, cluster)
-        assert shown(planned).rows[1:] == [["env", "0:0-1", "2", "node"]]
-        planned_title = shown(planned).texts[0]
-        assert planned_title.startswith("plan on 1 node, ")
+    page = page_of([*zip(CELLS, tables, strict=True)])
+    here = (os.uname().nodename, sys.executable, node[headings.index("hardware")])
+    for found, shown_as in zip(here, ("lab", "/opt/venv/bin/python", "none"), strict=True):
+        page = page.replace(f"<td>{found}</td>", f"<td>{shown_as}</td>")
+    await check_picture(page)
+
+
+async def check_picture(page: str) -> None:
+    """Compare the words of the picture with those of *page*, apart from numbers and paths."""
+    if pictures.MAKES:
+        async with chromium() as browser:
+            notebook = await browser.new_page(viewport={"width": 880, "height": 400}, device_scale_factor=1.25)
+            await notebook.set_content(page)
+            pictures.write_png(PICTURE, await notebook.screenshot(full_page=True), page)
+    found, expected = (VARIES.sub("…", text) for text in (pictures.words_of_png(PICTURE), pictures.words(page)))
+    assert found == expected, pictures.AGAIN
 
 
 def test_text_of_users_is_escaped_and_long_tables_are_cut():
@@ -115,6 +140,6 @@ def test_a_channel_of_this_process_shows_its_items():
     channel: Channel[int] = Channel.create("mine", local=True)
     for item in range(3):
         channel.put(item)
-    assert [row[1] for row in shown(channel).rows[1:]] == ["none: the items are in this process", "no limit", "3"]
+    assert [row[1] for row in shown(channel).rows] == ["none: the items are in this process", "no limit", "3"]
     channel.close()
     assert ["items", "3 (closed)"] in shown(channel).rows
