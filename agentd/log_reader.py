@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agentd.logs import OutputFile, opened
+from agentd.log_marks import Marks, read_marks
+from agentd.logs import OutputFile
 from agentd.users import User, as_user
 from rlinf_actors.diagnosis.machine import disk_figures
 from rlinf_actors.exhaustion import explain
@@ -29,11 +30,10 @@ from rlinf_actors.wire.check_values import LogUse
 from rlinf_actors.wire.figure_values import DiskFigures
 from rlinf_actors.wire.log_values import (
     DAEMON_LOG,
-    MARK,
     MAX_LOG_FILES,
     MAX_LOG_WAIT_S,
-    TIMES,
     LogFile,
+    LogMark,
     LogQuestion,
     LogSlice,
     file_name,
@@ -213,9 +213,13 @@ def _listing(
     namespace: str | None, running: list[_Place], directories: list[tuple[str, User | None]], run_dir: Path
 ) -> LogSlice:
     """Return the log files of a job, or of all jobs. Any thread."""
-    found = [file for _, file in _files(namespace, running, directories, run_dir)]
-    newest = sorted(found, key=lambda file: (not file.running, -file.modified))
-    shown = sorted(newest[:MAX_LOG_FILES], key=lambda file: (file.namespace, file.name))
+    found = _files(namespace, running, directories, run_dir)
+    newest = sorted(found, key=lambda one: (not one[1].running, -one[1].modified))
+    none: list[LogMark] = []
+    shown = [
+        msgspec.structs.replace(file, jobs=read_marks(place.path, place.user, Marks.jobs, none))
+        for place, file in sorted(newest[:MAX_LOG_FILES], key=lambda one: (one[1].namespace, one[1].name))
+    ]
     return LogSlice(files=shown, more=max(0, len(newest) - MAX_LOG_FILES))
 
 
@@ -275,20 +279,34 @@ def _read(place: _Place, question: LogQuestion) -> LogSlice:
             size = os.fstat(opened_file.fileno()).st_size
         file.offset = max(0, size + question.offset) if question.offset < 0 else _since(place, question.since, size)
     data, _ = file.read()
-    return LogSlice(data=data, offset=file.offset + len(data), inode=file.inode, lost=file.skipped > 0)
+    marks, data = _marks(place, file, data)
+    return LogSlice(data=data, offset=file.offset + len(data), inode=file.inode, lost=file.skipped > 0, marks=marks)
+
+
+def _marks(place: _Place, file: OutputFile, data: bytes) -> tuple[list[LogMark], bytes]:
+    """Return the marks of *data*, which was read from *file*; and less of it, if they are too many for one message."""
+    part = place.path if _inode(place, place.path) == file.inode else f"{place.path}.1"
+    none: tuple[list[LogMark], int] = [], file.offset + len(data)
+    marks, end = read_marks(part, place.user, lambda marks: marks.within(file.offset, none[1]), none)
+    if _inode(place, part) != file.inode:  # it was renamed meanwhile
+        marks, end = none
+    return marks, data[: end - file.offset]
+
+
+def _inode(place: _Place, path: str) -> int:
+    """Return the inode of *path*, 0 if there is no such file."""
+    try:
+        with as_user(place.user):
+            return os.lstat(path).st_ino
+    except OSError:
+        return 0
 
 
 def _since(place: _Place, since: float, size: int) -> int:
-    """Return the position of the first byte of a log file that was written after the time *since*; for a file without
-    times its begin or its end, by the time of its last change. Any thread. Raise OSError.
+    """Return the position of the first byte of a log file that may have been written after the time *since*; for a
+    file without marks its begin or its end, by the time of its last change. Any thread. Raise OSError.
     """
     with as_user(place.user):
         if os.lstat(place.path).st_mtime < since:
             return size
-        try:
-            with open(place.path + TIMES, "rb", opener=opened) as file:
-                data = file.read(_MOST_NAMES * MARK.size)
-        except OSError:
-            return 0
-    marks = list(MARK.iter_unpack(data[: len(data) - len(data) % MARK.size]))
-    return next((int(at) for time, at in marks if time >= since and at <= size), size if marks else 0)
+    return read_marks(place.path, place.user, lambda marks: marks.since(since, size), 0)

@@ -27,7 +27,7 @@ import msgspec
 from agentd.logs import LogForwarder, opened
 from agentd.users import User, as_user
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.wire.log_values import TIMES
+from rlinf_actors.wire.log_values import MARKS
 
 if TYPE_CHECKING:
     from agentd.config_fields import Config
@@ -46,8 +46,8 @@ _AT_ONCE = 64
 """Workers whose files are removed in one turn of the loop."""
 _MOST_FILES = 500_000
 """Most files of one job or user that are looked at: a user may make any number of them."""
-_PART = re.compile(rf"(?P<worker>[A-Za-z0-9._-]{{1,200}})\.(out|err)(\.1|\.new)?({re.escape(TIMES)})?")
-"""The names of the files of a worker's output: the files themselves, older parts, and their files of times."""
+_PART = re.compile(rf"(?P<worker>[A-Za-z0-9._-]{{1,200}})\.(out|err)(\.1|\.new)?({re.escape(MARKS)})?")
+"""The names of the files of a worker's output: the files themselves, older parts, and their files of marks."""
 GIB = 1 << 30
 
 

@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from functools import partial
+from datetime import datetime
 
 import click
 import msgspec
@@ -25,7 +25,7 @@ from rlinf_actors.model.log_lines import SlicedLines
 from rlinf_actors.net import discovery
 from rlinf_actors.shown import output
 from rlinf_actors.wire.client_messages import Status
-from rlinf_actors.wire.log_values import DAEMON_LOG, MAX_LOG_WAIT_S, LogFile, LogQuestion, LogSlice, file_name
+from rlinf_actors.wire.log_values import DAEMON_LOG, MAX_LOG_WAIT_S, LogFile, LogMark, LogQuestion, LogSlice, file_name
 from rlinf_actors.wire.node_questions import AskNode, answer_of
 from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.values import NodeState
@@ -37,25 +37,64 @@ ASKED_NODES = 32
 """Most nodes that are asked at a time."""
 LINES = 1000
 """Lines of each file that are shown if neither --lines nor --since says otherwise."""
+LAST = "last"
+"""The value of --job-id for the last job."""
 LINE_BYTES = 4096
 """Bytes that are read for each of the last lines. Longer ones are fewer."""
 _FILE = re.compile(r"(?P<group>.+)-(?P<rank>\d+)\.(?P<stream>out|err)(?P<older>\.1)?")
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A log file, or its older part: its size, and the first marks of the jobs whose output is in it."""
+
+    size: int
+    jobs: Sequence[LogMark] = ()
+
+    def span(self, id: str, goes_on: bool) -> tuple[int, int, bool]:
+        """Return where the output of the job *id* begins and ends, and True if more of it may come; "" for all jobs.
+
+        *goes_on* is True if the job writes the file, and may not have begun.
+        """
+        if not id:
+            return 0, self.size, True
+        numbers = [number for number, mark in enumerate(self.jobs) if mark.job == id]
+        if not numbers:
+            return self.size, self.size, goes_on
+        after = self.jobs[numbers[-1] + 1 :]
+        return self.jobs[numbers[0]].offset, after[0].offset if after else self.size, not after
+
+
 class Source(msgspec.Struct):
-    """The log file of one stream of a worker on a node, with its older part; or that of an agentd."""
+    """The log file of one stream of a worker on a node, with its older part; or that of an agentd.
+
+    Attributes:
+        job: name of the job, as a directory.
+        parts: by name, the older part first.
+        only: id of the only job whose output is shown, "" for all jobs of that name.
+        goes_on: True if that job is the last one, and its worker runs.
+    """
 
     node: NodeState
     job: str
     group: str
     rank: str
     stream: str
-    sizes: dict[str, int]  # by name of the part, the older part first
+    parts: dict[str, Part]
     running: bool
+    only: str = ""
+    goes_on: bool = False
 
     @property
     def worker(self) -> str:
         return f"{self.group}:{self.rank}" if self.rank else self.group
+
+    @property
+    def jobs(self) -> dict[str, float]:
+        """The ids of the jobs whose output is in the files, each with the time of its begin there."""
+        begun: dict[str, float] = {}
+        for mark in (mark for part in self.parts.values() for mark in part.jobs if mark.job):
+            begun[mark.job] = min(begun.get(mark.job, mark.at), mark.at)
+        return begun
 
 
 def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> float:
@@ -75,6 +114,13 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
     if not re.fullmatch(r"\d{1,9}", value):
         raise click.BadParameter(f"{value!r} is neither a number nor 'all'")
     return int(value)
+
+
+def _id(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """Check --job-id: return it, "" if it is not given."""
+    if value and value != LAST and not re.fullmatch("[0-9a-f]{8}", value):
+        raise click.BadParameter(f"{value!r} is neither '{LAST}' nor an id of eight digits, as --json shows it")
+    return value or ""
 
 
 @click.command()
@@ -101,6 +147,13 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
     metavar="NUMBER|all",
     help=f"The last lines of each file. Default: {LINES}, or all with --since.",
 )
+@click.option(
+    "--job-id",
+    "id",
+    callback=_id,
+    metavar="ID|last",
+    help="Where several jobs of one name have written: only the output of the last one, or of this one.",
+)
 @click.option("--stderr", "only_err", is_flag=True, help="Only what workers wrote to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line, with stable keys.")
 @head_option
@@ -111,15 +164,17 @@ def logs(
     follow: bool,
     since: float,
     lines: int | None,
+    id: str,
     only_err: bool,
     as_json: bool,
     head: str | None,
 ) -> None:
     """Show the output of workers, also of those that have ended, from the log files of their nodes.
 
-    Output of several files has the worker in front of each line. What a worker wrote to stderr is marked. --json prints
-    for each line `node`, `job`, `worker`, `stream` ("out", "err" or "log"), `text`, and `record`: what a worker logged
-    with RLINF_ACTORS_LOG_FORMAT=json, else null.
+    Output of several files has the worker in front of each line. What a worker wrote to stderr is marked. A job appends
+    to the files of earlier jobs of its name: a heading with the job's id and begin is before the output of each. --json
+    prints for each line `node`, `job`, `job_id`, `worker`, `stream` ("out", "err" or "log"), `at`, `text`, and
+    `record`: what a worker logged with RLINF_ACTORS_LOG_FORMAT=json, else null.
     """
     if not (target or job or node):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME) or a node (--node NODE)")
@@ -127,17 +182,15 @@ def logs(
     if status.protocol < QUESTIONS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and reads no log files: upgrade it")
     limit = lines if lines is not None else (-1 if since else LINES)
-    asyncio.run(
-        _show(
-            endpoint, status, target, job, node, _Wanted(follow, since, None if limit < 0 else limit, only_err, as_json)
-        )
-    )
+    wanted = _Wanted(follow, since, None if limit < 0 else limit, id, only_err, as_json)
+    asyncio.run(_show(endpoint, status, target, job, node, wanted))
 
 
 class _Wanted(msgspec.Struct, frozen=True):
     follow: bool
     since: float
     limit: int | None
+    id: str
     only_err: bool
     as_json: bool
 
@@ -156,16 +209,19 @@ async def _show(endpoint: str, status: Status, target: str, job: str, node: str,
         if not sources:
             where = f" on node {node}" if node else " on any node that answers"
             raise RlinfActorsError(f"there is no log file of {_what(target, job)}{where}")
+        if wanted.id:
+            sources = _of_job(sources, wanted.id, _what(target, job))
+        jobs = [] if wanted.as_json else _told_apart(sources)
         several = len({(source.job, source.worker, source.node.report.node_id) for source in sources}) > 1
         failed, printed = 0, False
         if wanted.follow:
             async with TaskGroup() as tasks:
                 for source in sources:
-                    tasks.create_task(_print(client, source, wanted, several))
+                    tasks.create_task(_print(client, source, wanted, several, source.job in jobs))
             return
         for source in sources:
             try:
-                printed = await _print(client, source, wanted, several) or printed
+                printed = await _print(client, source, wanted, several, source.job in jobs) or printed
             except RlinfActorsError as error:
                 failed += 1
                 echo(plain(f"{source.worker} on {source.node.report.hostname}: {error}"), err=True)
@@ -247,7 +303,7 @@ def _chosen(files: Sequence[tuple[NodeState, LogFile]], target: str, with_daemon
         if file.name == DAEMON_LOG and not file.namespace:
             if with_daemon:
                 sources[node.report.node_id, "", DAEMON_LOG] = Source(
-                    node, "", "agentd", "", "log", {file.name: file.size}, True
+                    node, "", "agentd", "", "log", {file.name: Part(file.size)}, True
                 )
             continue
         parts = _FILE.fullmatch(file.name)
@@ -257,7 +313,8 @@ def _chosen(files: Sequence[tuple[NodeState, LogFile]], target: str, with_daemon
         source = sources.setdefault(
             key, Source(node, file.namespace, group or parts["group"], parts["rank"], parts["stream"], {}, False)
         )
-        source.sizes = dict(sorted([*source.sizes.items(), (file.name, file.size)], key=lambda part: -len(part[0])))
+        found = {**source.parts, file.name: Part(file.size, file.jobs)}
+        source.parts = dict(sorted(found.items(), key=lambda part: -len(part[0])))
         source.running = source.running or file.running
     jobs = sorted({source.job for source in sources.values() if source.job})
     if group and len(jobs) > 1:
@@ -269,29 +326,71 @@ def _chosen(files: Sequence[tuple[NodeState, LogFile]], target: str, with_daemon
     )
 
 
-async def _print(client: Observer, source: Source, wanted: _Wanted, several: bool) -> bool:
+def _of_job(sources: list[Source], id: str, what: str) -> list[Source]:
+    """Return the sources with output of the job *id*, or, for "last", of the last job of each name; only that of them
+    is shown.
+    """
+    begun: dict[str, dict[str, float]] = {}
+    for source in sources:
+        ids = begun.setdefault(source.job, {})
+        for one, at in source.jobs.items():
+            ids[one] = min(ids.get(one, at), at)
+    for source in sources:
+        ids = begun[source.job]
+        last = max(ids, key=lambda one: ids[one], default=LAST)
+        source.only = last if id == LAST else id
+        source.goes_on = source.running and source.only == last
+    found = [source for source in sources if source.only in source.jobs or source.goes_on]
+    if not found:
+        every = [(at, f"{one} (from {_clock(at)})") for ids in begun.values() for one, at in ids.items()]
+        known = ", ".join(text for _, text in sorted(every)) or "none at all"
+        raise UsageError(f"no job with the id {id!r} has written the output of {what}; the ids there: {known}")
+    return found
+
+
+def _told_apart(sources: list[Source]) -> list[str]:
+    """Return the names of which several jobs have written output that is shown, and say how to see one of them."""
+    ids: dict[str, set[str]] = {}
+    for source in sources:
+        ids.setdefault(source.job, set()).update([source.only] if source.only else source.jobs)
+    several = [job for job, found in ids.items() if len(found) > 1]
+    for job in several:
+        count, how = len(ids[job]), f"--job-id {LAST} shows the last one alone, --job-id ID another"
+        note(plain(f"{count} jobs {job!r} have written this output, one after the other, each below its ==: {how}"))
+    return several
+
+
+async def _print(client: Observer, source: Source, wanted: _Wanted, several: bool, apart: bool) -> bool:
     """Print a log file, and with --follow what comes after it, until its worker has ended. Return True if there was
     output.
     """
     found = False
-    lines = SlicedLines(partial(_line, source, several, wanted.as_json), wanted.limit)
+    lines = SlicedLines(_Printer(source, several, apart, wanted.as_json), wanted.limit)
     job = source.job if source.rank else None
-    names = list(source.sizes)
-    skipped = 0 if wanted.limit is None else max(0, sum(source.sizes.values()) - wanted.limit * LINE_BYTES)
-    for name in names:
-        last = name == names[-1]
-        begin = min(skipped, source.sizes[name])
-        skipped -= begin
-        if begin == source.sizes[name] and not last:
+    spans = {name: part.span(source.only, source.goes_on) for name, part in source.parts.items()}
+    size = sum(end - begin for begin, end, _ in spans.values())
+    skipped = 0 if wanted.limit is None else max(0, size - wanted.limit * LINE_BYTES)
+    for name, (begin, end, grows) in spans.items():
+        last = name == list(spans)[-1]
+        begin, skipped = min(begin + skipped, end), max(0, skipped - (end - begin))
+        if begin == end and not (last and grows):
             continue
-        question = LogQuestion(job, name, offset=begin, since=wanted.since)
+        # a question with a time begins with the file, and what is before `begin` is left out below
+        question = LogQuestion(job, name, offset=0 if wanted.since else begin, since=wanted.since)
         while True:
             answer = await _ask(client, source.node, question)
             if answer.lost:
                 note(plain(f"{source.worker}: some of its output is gone: its log files were renamed meanwhile"))
-            lines.feed(answer.data)
-            found = found or bool(answer.data)
-            question = msgspec.structs.replace(question, offset=answer.offset, inode=answer.inode, since=0.0)
+            at = answer.offset - len(answer.data)
+            cut = max(0, begin - at)
+            data = answer.data[cut:] if grows else answer.data[cut : max(0, end - at)]
+            lines.feed(data, [(mark.offset - at - cut, mark) for mark in answer.marks])
+            found = found or bool(data)
+            offset = max(answer.offset, begin)
+            begin = 0 if data else begin  # the file that comes after a renaming has no such place
+            question = msgspec.structs.replace(question, offset=offset, inode=answer.inode, since=0.0)
+            if not grows and offset >= end:
+                break
             if answer.data:
                 continue
             if not (last and wanted.follow) or answer.ended:
@@ -303,22 +402,44 @@ async def _print(client: Observer, source: Source, wanted: _Wanted, several: boo
     return found
 
 
-def _line(source: Source, several: bool, as_json: bool, text: str) -> None:
-    node = source.node.report.hostname
-    if as_json:
-        echo(json_line(line_dict(source, text)))
-        return
-    mark = " stderr" if source.stream == "err" else ""
-    echo(output(text), lead=plain(f"[{source.worker}@{node}{mark}] ") if several else "")
+class _Printer:
+    """Prints the lines of a source, with a heading where another job of the name begins if *apart* is True."""
+
+    def __init__(self, source: Source, several: bool, apart: bool, as_json: bool) -> None:
+        self._source = source
+        self._apart = apart
+        self._as_json = as_json
+        self._job: str | None = None
+        mark = " stderr" if source.stream == "err" else ""
+        self._where = f"{source.worker}@{source.node.report.hostname}{mark}"
+        self._lead = plain(f"[{self._where}] ") if several else ""
+
+    def __call__(self, text: str, mark: LogMark | None) -> None:
+        if self._as_json:
+            echo(json_line(line_dict(self._source, text, mark)))
+            return
+        job = mark.job if mark is not None else ""
+        if self._apart and job != self._job:
+            self._job = job
+            begun = self._source.jobs.get(job)
+            which = "an earlier one" if begun is None else f"id {job}, from {_clock(begun)}"
+            echo(plain(f"== {self._where}: job {self._source.job}, {which} =="))
+        echo(output(text), lead=self._lead)
 
 
-def line_dict(source: Source, text: str) -> dict[str, object]:
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def line_dict(source: Source, text: str, mark: LogMark | None) -> dict[str, object]:
     """Return what --json prints for a line."""
     return {
         "node": source.node.report.hostname,
         "job": source.job,
+        "job_id": mark.job or None if mark is not None else None,
         "worker": source.worker,
         "stream": source.stream,
+        "at": mark.at if mark is not None else None,
         "text": text,
         "record": parsed(text),
     }

@@ -177,7 +177,7 @@ class Sampler:
                 older = await self._slice(node_id, LogQuestion(job, f"{name}.1", offset=-OUTPUT_BYTES))
                 data, begin = older.data + data, older.offset - len(older.data)
         lines: list[str] = []
-        sliced = SlicedLines(lines.append, most)
+        sliced: SlicedLines[None] = SlicedLines(lambda line, _: lines.append(line), most)
         sliced.feed(data.partition(b"\n")[2] if begin else data)
         sliced.end()
         return lines

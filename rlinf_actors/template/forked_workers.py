@@ -27,6 +27,7 @@ from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.template.log_pump import LogPump
 from rlinf_actors.template.wrapped_start import WrappedStart, exit_report
 from rlinf_actors.wire import template_protocol as packets
+from rlinf_actors.wire.log_values import job_id
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.wire.worker_questions import WorkerAnswered
 from rlinf_actors.worker.lease_guard import Lease
@@ -71,9 +72,9 @@ class ForkedWorker:
         self.pong: packets.Pong | None = None  # not yet sent to agentd
         self.unread = self.announced = False  # output that agentd has not read; LogsGrew sent since the last Read
         with contextlib.ExitStack() as stack:
-            self.out = LogPump(fork.place.out_path, log_bytes, fork.spec.keep_logs)
+            self.out = LogPump(fork.place.out_path, log_bytes, fork.spec.keep_logs, job_id(fork.spec.token))
             stack.callback(self.out.close)
-            self.err = LogPump(fork.place.err_path, log_bytes, fork.spec.keep_logs)
+            self.err = LogPump(fork.place.err_path, log_bytes, fork.spec.keep_logs, job_id(fork.spec.token))
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.outgoing = PacketQueue(self.control)

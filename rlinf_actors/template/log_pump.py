@@ -10,7 +10,7 @@ import stat
 import time
 from collections import deque
 
-from rlinf_actors.wire.log_values import MARK, TIMES
+from rlinf_actors.wire.log_values import MARK, MARKED_S, MARKS
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Other users may write to the directory of the log: links are not followed, and opening a FIFO does not block."""
@@ -20,8 +20,6 @@ TAIL_LINE_BYTES = 4096
 _CHUNK = 64 << 10
 _TURNS = 4
 """Most chunks of _CHUNK bytes to read from one pipe before other pipes get a turn."""
-MARKED_S = 1.0
-"""Shortest time between two entries of a file of times, in seconds."""
 _LEFT_OVER = 4 << 20
 """Most bytes to read from a pipe after the end of its worker. Another process may write to the pipe for ever."""
 
@@ -67,6 +65,7 @@ class LogPump:
         limit: size in bytes at which the file is renamed to ``path.1`` and a new file begins, 0 for never.
         keep: True to rename the file only after a reader has read the earlier ``path.1`` (`reading`), so that no
             output is lost to a slow reader. The file grows beyond *limit* meanwhile.
+        job: id of the worker's job, for the marks of the file.
 
     Attributes:
         path: as given.
@@ -78,8 +77,9 @@ class LogPump:
         reading: inode of the file that a reader has come to, 0 if unknown.
     """
 
-    def __init__(self, path: str, limit: int = 0, keep: bool = False) -> None:
+    def __init__(self, path: str, limit: int = 0, keep: bool = False, job: str = "") -> None:
         self.path = path
+        self._job = job.encode()
         self._keep = keep
         self.reading = self._inode = 0
         self._rotated = False
@@ -166,21 +166,25 @@ class LogPump:
 
     def _put(self, data: memoryview) -> int:
         now = time.time()
-        if now - self._marked >= MARKED_S:
-            self._marked = now
+        if not 0 <= now - self._marked < MARKED_S:  # the clock may have been set back
             self._mark(now)
         written = os.write(self._file, data)
         self._size += written
         return written
 
     def _mark(self, now: float) -> None:
-        """Note in the file of times that output of now begins here."""
-        with contextlib.suppress(OSError):  # then `rlinf-actors logs --since` shows more than it was asked for
-            times = _opened(self.path + TIMES)
+        """Note beside the file that output of now begins here. If that fails, the next output tries again."""
+        with contextlib.suppress(OSError):
+            size = os.fstat(self._file).st_size  # others may have written to it, or cut it
+            marks = _opened(self.path + MARKS)
             try:
-                os.write(times, MARK.pack(now, self._size))
+                if not size or size < self._size:
+                    os.ftruncate(marks, 0)  # they are about output that is gone
+                self._size = size
+                os.write(marks, MARK.pack(now, size, self._job))
+                self._marked = now
             finally:
-                os.close(times)
+                os.close(marks)
 
     def _rotate(self) -> None:
         """Rename the log file to ``path.1`` and begin a new file. If that fails, continue with the old file."""
@@ -199,7 +203,7 @@ class LogPump:
             self._size = 0  # not at every line
             return
         with contextlib.suppress(OSError):
-            os.rename(f"{self.path}{TIMES}", f"{self.path}.1{TIMES}")
+            os.rename(f"{self.path}{MARKS}", f"{self.path}.1{MARKS}")
         self._marked = 0.0
         os.close(self._file)
         self._file, self._size, self._inode, self._rotated = file, 0, os.fstat(file).st_ino, True

@@ -25,10 +25,19 @@ MAX_LOG_WAIT_S = 20.0
 DAEMON_LOG = "agentd.log"
 """Name of the log file of agentd itself, where it has one. It belongs to no job."""
 
-TIMES = ".times"
-"""Suffix of the file beside a log file that says when its parts were written."""
-MARK = struct.Struct("<dQ")
-"""An entry of it: a time in seconds since the epoch, and the size of the log file before the output of that time."""
+MAX_LOG_JOBS = 32
+"""Most jobs of one log file in one message."""
+MAX_LOG_MARKS = 512
+"""Most marks of the part of a log file in one message."""
+
+MARKS = ".marks"
+"""Suffix of the file beside a log file that says when its parts were written, and in which job."""
+MARK = struct.Struct("<dQ8s8x")
+"""An entry of it: a time in seconds since the epoch, the size of the log file before the output of that time, and the
+id of the job (`job_id`). No entry is in two blocks of a disk, so a full disk leaves no part of one.
+"""
+MARKED_S = 1.0
+"""Shortest time between two marks of one job, in seconds."""
 
 Size = Annotated[int, Meta(ge=0, le=1 << 62)]
 """A number of bytes or files, or an inode."""
@@ -57,11 +66,25 @@ class LogQuestion(Value, frozen=True, tag="ReadLogs"):
     wait_s: Number = 0.0
 
 
+class LogMark(Value, frozen=True):
+    """What is known of the bytes of a log file from `offset` on, up to the next mark.
+
+    Attributes:
+        at: the time before which none of them was written, in seconds since the epoch by the node's clock.
+        job: id of the job whose worker wrote them, "" if unknown.
+    """
+
+    offset: Size
+    at: Number
+    job: Name = ""
+
+
 class LogFile(Value, frozen=True):
     """A log file of a node. `namespace` is the name of its job as a directory (`file_name`); "" for DAEMON_LOG.
 
     `modified` is the time of its last change in seconds since the epoch, `running` True if its worker runs. `inode`
-    tells files of one machine apart, since several agentds may name one; 0 if the agentd does not say it.
+    tells files of one machine apart, since several agentds may name one; 0 if the agentd does not say it. `jobs` has
+    the first mark of each job whose output is in the file, of the last MAX_LOG_JOBS ones.
     """
 
     namespace: Name
@@ -70,6 +93,10 @@ class LogFile(Value, frozen=True):
     modified: Number
     running: bool = False
     inode: Size = 0
+    jobs: Annotated[
+        list[LogMark],
+        Meta(max_length=MAX_LOG_JOBS, title="jobs", description="A job of the same name appends to the file."),
+    ] = []
 
 
 class LogSlice(Value, frozen=True, tag=True):
@@ -81,6 +108,7 @@ class LogSlice(Value, frozen=True, tag=True):
         data: bytes of the file from the offset on.
         offset, inode: for the next question: the position after `data`, and the file that it belongs to.
         ended: True if the worker has ended and `data` is the end of its output.
+        marks: what is known of `data`; the first one may be about bytes before it.
         lost: True if bytes between the question's offset and `data` are gone: the file was renamed twice, or cut.
         fault: why there is no answer, for people.
     """
@@ -98,6 +126,14 @@ class LogSlice(Value, frozen=True, tag=True):
     ended: bool = False
     lost: bool = False
     fault: Text = ""
+    marks: Annotated[
+        list[LogMark], Meta(max_length=MAX_LOG_MARKS, title="marks", description="A slice with more is cut.")
+    ] = []
+
+
+def job_id(token: str) -> str:
+    """Return the id of the job with this token. It tells jobs of one name apart, and says nothing about the token."""
+    return hashlib.sha256(b"job id of " + token.encode()).hexdigest()[:8] if token else ""
 
 
 def file_name(name: str) -> str:

@@ -278,7 +278,7 @@ def test_sighup_reads_the_configuration_again(place, start):
 def test_sighup_removes_old_log_files_of_ended_workers(place, start):
     job = place / "log" / "job"
     job.mkdir(parents=True)
-    for name, age_days in (("g-0.out", 9), ("g-0.err", 40), ("g-1.out", 40), ("g-1.out.times", 40), ("notes", 40)):
+    for name, age_days in (("g-0.out", 9), ("g-0.err", 40), ("g-1.out", 40), ("g-1.out.marks", 40), ("notes", 40)):
         (job / name).write_text("said\n")
         os.utime(job / name, (time.time() - age_days * 86400,) * 2)
     head = start(*HEAD)

@@ -7,7 +7,7 @@ import re
 import pytest
 from workers_kit import children, order, spec
 
-from rlinf_actors.wire.log_values import TIMES
+from rlinf_actors.wire.log_values import MARKS
 
 pytestmark = pytest.mark.live
 
@@ -42,9 +42,9 @@ print("done", flush=True)
         await reports.line("done")
         files = {path.name: path.stat().st_size for path in (tmp_path / "log/ns").iterdir()}
         assert MIB < sum(files.values()) < 5 * MIB
-        logs = {name for name in files if not name.endswith(TIMES)}
+        logs = {name for name in files if not name.endswith(MARKS)}
         assert logs == {"g-0.out", "g-0.out.1", "g-0.err"}
-        assert {name.removesuffix(TIMES) for name in files} == logs  # an older part's times went with it
+        assert {name.removesuffix(MARKS) for name in files} == logs  # an older part's times went with it
         assert (tmp_path / "log/ns/g-0.out").read_text().endswith("done\n")
         assert one.id not in reports.exits
 

@@ -12,7 +12,20 @@ import pytest
 
 from agentd.log_reader import LogReader
 from rlinf_actors.template.log_pump import LogPump
-from rlinf_actors.wire.log_values import MARK, MAX_LOG_FILES, TIMES, LogQuestion, LogSlice, file_name
+from rlinf_actors.wire.log_values import (
+    MARK,
+    MARKS,
+    MAX_LOG_FILES,
+    MAX_LOG_JOBS,
+    MAX_LOG_MARKS,
+    LogMark,
+    LogQuestion,
+    LogSlice,
+    file_name,
+    job_id,
+)
+
+FIRST, SECOND = job_id("a token"), job_id("another")
 
 
 class Scene:
@@ -63,7 +76,7 @@ async def scene(tmp_path):
 
 
 async def test_files_of_living_and_ended_workers_are_listed(scene):
-    for name in ("env-0.out", "env-0.out.1", "old-3.err", "env-0.out.times", "passwd", ".x.out"):
+    for name in ("env-0.out", "env-0.out.1", "old-3.err", "env-0.out.marks", "passwd", ".x.out"):
         scene.write(name, b"1234")
     found = (await scene.ask()).files
     assert [(one.namespace, one.name, one.size, one.running) for one in found] == [
@@ -162,24 +175,63 @@ async def test_reading_goes_on_over_a_renaming(scene):
     assert (answer.data, answer.lost) == (b"later\n", True)
 
 
-async def test_output_since_a_time_is_found(scene, monkeypatch):
+async def test_output_since_a_time_is_found_with_its_times_and_jobs(scene, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("rlinf_actors.template.log_pump.time", SimpleNamespace(time=lambda: now[0]))
-    pump = LogPump(str(scene.job / "old-0.out"))
-    for text in (b"early\n", b"late\n", b"later\n"):
-        os.write(pump.writer, text)
-        pump.pump()
-        now[0] += 0.6 if text == b"late\n" else 60.0
-    pump.close_writer()
-    pump.close()
-    marks = (scene.job / f"old-0.out{TIMES}").read_bytes()
-    assert [at for _, at in MARK.iter_unpack(marks)] == [0, 6]  # at most one for each second
+
+    def say(job: str, *texts: bytes, limit: int = 0) -> None:
+        pump = LogPump(str(scene.job / "old-0.out"), limit, job=job)
+        for text in texts:
+            os.write(pump.writer, text)
+            pump.pump()
+            now[0] += 0.6 if text == b"late\n" else 60.0
+        pump.close_writer()
+        pump.close()
+
+    say(FIRST, b"early\n", b"late\n", b"later\n")
+    marks = (scene.job / f"old-0.out{MARKS}").read_bytes()
+    assert [at for _, at, _ in MARK.iter_unpack(marks)] == [0, 6]  # at most one for each second
     assert (await scene.ask("old-0.out", since=1030.0)).data == b"late\nlater\n"
+    assert (await scene.ask("old-0.out", since=1060.5)).data == b"late\nlater\n"  # one of them may be of 1060.9
     assert (await scene.ask("old-0.out", since=500.0)).data == b"early\nlate\nlater\n"
     os.utime(scene.job / "old-0.out", (2000.0, 2000.0))
     assert (await scene.ask("old-0.out", since=3000.0)).data == b""
-    scene.write("plain-0.out", b"without times\n")
-    assert (await scene.ask("plain-0.out", since=1.0)).data == b"without times\n"
+    scene.write("plain-0.out", b"without marks\n")
+    answer = await scene.ask("plain-0.out", since=1.0)
+    assert (answer.data, answer.marks) == (b"without marks\n", [])
+
+    say(SECOND, b"again\n", b"and again\n")
+    one, two, three = LogMark(0, 1000.0, FIRST), LogMark(6, 1060.0, FIRST), LogMark(17, 1120.6, SECOND)
+    four = LogMark(23, 1180.6, SECOND)
+    assert (await scene.ask("old-0.out")).marks == [one, two, three, four]
+    assert (await scene.ask("old-0.out", offset=8)).marks == [two, three, four]
+    (listed,) = [file for file in (await scene.ask()).files if file.name == "old-0.out"]
+    assert listed.jobs == [one, three]
+    scene.write(f"old-0.out{MARKS}", MARK.pack(float("nan"), 2**64 - 1, b"\xff") + b"half")  # its user can do that
+    assert (await scene.ask("old-0.out")).marks == [one, two, three, four]
+    answer = await scene.ask("old-0.out", offset=3)
+    say(SECOND, b"rotates\n", limit=10)
+    assert (await scene.ask("old-0.out", offset=answer.offset, inode=answer.inode)).data == b"rotates\n"
+    assert (await scene.ask("old-0.out", offset=8, inode=answer.inode)).marks[:3] == [two, three, four]
+    (rotated,) = (await scene.ask("old-0.out")).marks
+    assert rotated == LogMark(0, 1240.6, SECOND)
+    (scene.job / "old-0.out").write_bytes(b"")  # marks of what is gone go with it
+    say(FIRST, b"new\n")
+    assert [mark.at for mark in (await scene.ask("old-0.out")).marks] == [1300.6]
+
+
+async def test_marks_of_a_long_life_are_found_and_few_are_in_a_message(scene):
+    lines = 40_000  # a line each second, for 11 hours
+    scene.write("old-0.out", b"%05d\n" * lines % tuple(range(lines)))
+    scene.write(f"old-0.out{MARKS}", b"".join(MARK.pack(1000.0 + n, 6 * n, b"%08x" % (n // 900)) for n in range(lines)))
+    answer = await scene.ask("old-0.out", since=1000.0 + lines - 10)
+    assert answer.data.split()[:2] == [b"39990", b"39991"]
+    assert len(answer.marks) == 10
+    answer = await scene.ask("old-0.out")
+    assert (len(answer.marks), len(answer.data)) == (MAX_LOG_MARKS, 6 * MAX_LOG_MARKS)
+    (listed,) = [file for file in (await scene.ask()).files if file.name == "old-0.out"]
+    assert [mark.job for mark in listed.jobs] == [f"{n:08x}" for n in range(45 - MAX_LOG_JOBS, 45)]
+    assert listed.jobs[-1].at == 1000.0 + 44 * 900
 
 
 async def test_the_newest_of_very_many_files_are_listed(scene):

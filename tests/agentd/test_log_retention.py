@@ -90,7 +90,7 @@ def node(tmp_path):
 
 @pytest.mark.quick
 def test_all_parts_of_a_workers_output_go_and_other_files_stay(node):
-    for name in ("g-0.out", "g-0.out.1", "g-0.out.times", "g-0.out.1.times", "g-0.err", "g-0.err.new", "g-0.nsys-rep"):
+    for name in ("g-0.out", "g-0.out.1", "g-0.out.marks", "g-0.out.1.marks", "g-0.err", "g-0.err.new", "g-0.nsys-rep"):
         node.write(f"job/{name}", 2 * DAY_S)
     node.write("other/g-0.out", 2 * DAY_S)
     (node.place / "link").symlink_to(node.place / "elsewhere")
@@ -214,5 +214,5 @@ async def test_living_worker_keeps_its_output_and_an_ended_one_loses_it(tmp_path
             os.utime(path, (1, 1))
         kids.log_retention._limits = Limits(keep_s=DAY_S)
         await kids.log_retention.keep_to_limits()
-        assert {path.name.removesuffix(".times") for path in logs.iterdir()} == {"g-1.out", "g-1.err"}
+        assert {path.name.removesuffix(".marks") for path in logs.iterdir()} == {"g-1.out", "g-1.err"}
         assert (logs / "g-1.out").read_text() == "hi\n"

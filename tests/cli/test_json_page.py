@@ -117,7 +117,7 @@ PRINTED = {
     "A finding": DIAGNOSIS["findings"][0],
     "Facts of a node": DIAGNOSIS["nodes"][0],
     "A tested path": DIAGNOSIS["paths"][0],
-    "A line of output": line_dict(SOURCE, ""),
+    "A line of output": line_dict(SOURCE, "", None),
     "A logged record": dict.fromkeys(KEYS),
     "A switched trace": switch_dict("ns", 1, [(Traced("n0", "node n0", "h"), SwitchedWorkers())]),
     "A fetched trace": trace_dict("ns", pathlib.Path("trace.json"), TraceReport()),

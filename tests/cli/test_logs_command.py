@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from msgspec.structs import replace
 
 from rlinf_actors import NodePlacementStrategy, Worker, WorkerDiedError
 from rlinf_actors.cli import app
-from rlinf_actors.cli.logs_command import _chosen
+from rlinf_actors.cli.logs_command import Part, _chosen
 from rlinf_actors.model.log_lines import SlicedLines
-from rlinf_actors.wire.log_values import LogFile
+from rlinf_actors.wire.log_values import LogFile, LogMark
 
+OLD, NEW = "a" * 8, "b" * 8
 EVIL = "a\x1b[2J\x9b1m\u202e"
 
 
@@ -35,6 +37,7 @@ class Talker(Worker):
 @pytest.mark.live
 def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, capsys):
     local = local_cluster(num_nodes=2)
+    began = time.time()
     for name, value in local.driver_env.items():
         monkeypatch.setenv(name, value)
 
@@ -96,6 +99,24 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
     out, err = capsys.readouterr()
     assert "last words" in out
     assert "the agentd of node 1 has no log file: its log is in the journal" in err
+    with local.cluster(namespace="cell", num_nodes=2) as cluster:  # another job of that name appends to the files
+        group = Talker.create_group().launch(
+            cluster, NodePlacementStrategy([0, 1]), name="env", disable_distributed_log=True
+        )
+        group.say("four").wait()
+        first, *_, last = (json.loads(line) for line in logs("env:1", "--json") if '"out"' in line)
+        assert began <= first["at"] < last["at"] <= time.time()
+        assert first["job_id"] != last["job_id"]
+        assert logs("env:1", "--job-id", "last") == ["four"]
+        assert logs("env:1", "--job-id", first["job_id"], "-n", "1") == ["a\\x1b[2J\\x9b1m\\u202e", "last words"]
+        assert logs("env:1", "--job-id", "01234567", code=64) == []
+        assert app.run(["logs", "env:1", "-n", "2"]) == 0
+        shown, note = capsys.readouterr()
+        heads = ("== env:1@", "a\\x1b", "== env:1@", "four", "== env:1@", "last words")
+        assert all(line.startswith(head) for line, head in zip(shown.splitlines(), heads, strict=True)), shown
+        ids = [line.partition(": job cell, id ")[2][:8] for line in shown.splitlines() if line.startswith("== ")]
+        assert ids == [first["job_id"], last["job_id"], first["job_id"]]
+        assert "2 jobs 'cell' have written this output" in note
     assert logs("nope", code=1) == []
     assert logs("--node", "nope", code=64) == []
 
@@ -126,15 +147,36 @@ def test_output_is_shown_on_a_terminal(local_cluster, monkeypatch):
 
 
 def test_lines_of_slices_are_whole_and_only_the_last_are_kept():
-    shown: list[str] = []
-    lines = SlicedLines(shown.append, 2)
-    for part in (b"a\nb", b"b\nc\r\n10 %\r20", b" %\ncut"):
-        lines.feed(part)
+    shown: list[tuple[str, str | None]] = []
+    lines: SlicedLines[str] = SlicedLines(lambda *line: shown.append(line), 3)
+    for part, marks in (
+        (b"a\nb", []),
+        (b"b\nc\r\n10 %\r20", [(-9, "one"), (2, "two"), (5, "three")]),
+        (b" %\ncut", [(-4, "three"), (3, "four")]),
+    ):
+        lines.feed(part, marks)
     assert shown == []
     lines.end()
-    assert shown == ["20 %", "cut"]
+    assert shown == [("c", "two"), ("20 %", "three"), ("cut", "four")]
     lines.feed(b"after\n")
-    assert shown[-1] == "after"
+    assert shown[-1] == ("after", None)
+
+
+@pytest.mark.parametrize(
+    ("id", "running", "spans"),
+    [
+        ("", False, [(0, 50, True), (0, 90, True)]),
+        (OLD, False, [(20, 50, True), (0, 30, False)]),
+        (NEW, False, [(50, 50, False), (30, 90, True)]),
+        ("0" * 8, True, [(50, 50, True), (90, 90, True)]),  # it has written nothing yet
+    ],
+)
+def test_the_output_of_one_job_is_found_in_both_parts_of_a_file(id, running, spans):
+    parts = [
+        Part(50, [LogMark(0, 1.0, "f" * 8), LogMark(20, 2.0, OLD)]),
+        Part(90, [LogMark(0, 3.0, OLD), LogMark(30, 4.0, NEW)]),
+    ]
+    assert [part.span(id, running) for part in parts] == spans
 
 
 @pytest.mark.parametrize(
@@ -144,6 +186,7 @@ def test_lines_of_slices_are_whole_and_only_the_last_are_kept():
         (["env", "--since", "7"], "'7' is neither an age"),
         (["env", "--since", "25:99"], "'25:99' is neither an age"),
         (["env", "-n", "many"], "'many' is neither a number nor 'all'"),
+        (["env", "--job-id", "first"], "'first' is neither 'last' nor an id of eight digits"),
     ],
 )
 def test_wrong_options_are_named(shown, arguments, said):
@@ -161,5 +204,5 @@ def test_a_file_that_two_agentds_of_one_machine_name_is_shown_once():
     old, new = LogFile("job", "env-0.out.1", 3, 1.0, inode=7), LogFile("job", "env-0.out", 3, 2.0, inode=8)
     other = LogFile("job", "env-1.out", 3, 1.0, inode=8)  # of a machine with the same name
     files = [(one, old), (one, new), (two, old), (two, replace(new, running=True)), (two, other)]
-    found = [(source.worker, source.node.rank, source.sizes) for source in _chosen(files, "env", False)]
-    assert found == [("env:0", 1, {"env-0.out.1": 3, "env-0.out": 3}), ("env:1", 1, {"env-1.out": 3})]
+    found = [(source.worker, source.node.rank, list(source.parts)) for source in _chosen(files, "env", False)]
+    assert found == [("env:0", 1, ["env-0.out.1", "env-0.out"]), ("env:1", 1, ["env-1.out"])]

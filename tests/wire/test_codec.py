@@ -100,7 +100,7 @@ from rlinf_actors.wire.figure_values import (
 )
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, GetKeys, Keys, KeyState, RevokeKey, RotateKey
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker, LaunchPart, WorkerBatch, WorkerRow
-from rlinf_actors.wire.log_values import LogFile, LogQuestion, LogSlice
+from rlinf_actors.wire.log_values import LogFile, LogMark, LogQuestion, LogSlice
 from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, AskNode, NodeAnswered
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.stack_values import Stack, StackAnswer, StackFrame, StackQuestion, Wait, WorkerStacks
@@ -209,9 +209,9 @@ BODIES = [
     SendTrace("e-2", TraceQuestion("ns", drop=True)),
     TraceSent("e-2", TraceSlice(["w-0"], fault="x")),
     AskNode("id", LogQuestion("ns", "g-0.out", 5, 7, 1.5, 2.0)),
-    NodeAnswered(LogSlice([LogFile("ns", "g-0.out", 0, 1.5, True)], 1)),
+    NodeAnswered(LogSlice([LogFile("ns", "g-0.out", 0, 1.5, True, 7, [LogMark(0, 1.5, "id")])], 1)),
     AskAgent("e-5", LogQuestion()),
-    AgentAnswered("e-5", LogSlice(data=b"x", offset=6, inode=7, ended=True, lost=True, fault="f")),
+    AgentAnswered("e-5", LogSlice([], 0, b"x", 6, 7, ended=True, lost=True, fault="f", marks=[LogMark(5, 1.5)])),
     AskNode("id", TraceSwitch("ns", 1024)),
     NodeAnswered(SwitchedWorkers(3, 1, ["g:0: no room"])),
     AskAgent("e-4", TraceSwitch("ns")),
