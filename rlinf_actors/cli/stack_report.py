@@ -16,6 +16,8 @@ from rlinf_actors.wire.stack_values import IO_THREAD, NATIVE, PY_SPY, SIGNAL, St
 
 MAX_WAIT_LINES = 16
 """Most lines about the waits of workers with equal stacks."""
+MAX_INDENTS = 10
+"""Most steps by which a task in a long chain of tasks is indented."""
 LEVEL_TEXTS = {
     IO_THREAD: "its I/O thread",
     SIGNAL: "a signal",
@@ -104,6 +106,8 @@ def _answer_dict(answer: WorkerStacks) -> dict[str, Any]:
             "name": stack.name,
             "kind": "task" if stack.is_task else "thread",
             "count": stack.count,
+            "depth": stack.depth,
+            "awaits": stack.awaits,
             "frames": [{"file": one.file, "line": one.line, "function": one.function} for one in stack.frames],
         }
         for stack in answer.stacks
@@ -206,7 +210,7 @@ def alike(workers: Iterable[ShownWorker]) -> list[list[ShownWorker]]:
     """Return the workers by job, group, call and stacks. Names of threads and tasks do not count."""
     found: dict[tuple[str, str, str, str, bytes], list[ShownWorker]] = {}
     for one in workers:
-        shapes = msgspec.msgpack.encode([(stack.is_task, stack.count, stack.frames) for stack in one.answer.stacks])
+        shapes = msgspec.msgpack.encode([(s.is_task, s.count, s.depth, s.frames) for s in one.answer.stacks])
         key = (one.job, one.group, f"{one.answer.level} {one.answer.fault}", one.answer.method, shapes)
         found.setdefault(key, []).append(one)
     return list(found.values())
@@ -232,8 +236,9 @@ def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
     doing = f"in {first.answer.method}() for {age}" if first.answer.method else "no call runs"
     yield f"{head}{doing} (stacks by {LEVEL_TEXTS[IO_THREAD]})"
     yield from _wait_lines(some)
-    for stack in first.answer.stacks:
-        yield from _stack_lines(stack)
+    for number, stack in enumerate(first.answer.stacks):
+        awaits = {one.answer.stacks[number].awaits for one in some}
+        yield from _stack_lines(stack, awaits.pop() if len(awaits) == 1 else "")
     if any(one.answer.cut for one in some):
         yield f"  left out of a worker: {counted(max(one.answer.cut for one in some), 'stack or wait')}"
 
@@ -251,11 +256,15 @@ def _wait_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
         yield f"  {who}waits in {what} for {duration(max(age for _, age in waiting))}{place and f' ({place})'}"
 
 
-def _stack_lines(stack: Stack) -> Iterator[str]:
+def _stack_lines(stack: Stack, awaits: str = "") -> Iterator[str]:
+    """Yield the lines of a thread or task. Tasks are indented beneath the one that awaits them."""
     kind = "task" if stack.is_task else "thread"
-    yield f"  {kind} {stack.name}{f' and {stack.count - 1} more' if stack.count > 1 else ''}:"
+    indent = "    " * min(stack.depth, MAX_INDENTS)
+    yield f"{indent}  {kind} {stack.name}{f' and {stack.count - 1} more' if stack.count > 1 else ''}:"
     for one in stack.frames[_begin(stack) :]:
-        yield f"    {one.file}:{one.line} in {one.function}" if one.file else f"    {one.function}"
+        yield f"{indent}    {one.file}:{one.line} in {one.function}" if one.file else f"{indent}    {one.function}"
+    if awaits:
+        yield f"{indent}    awaits {awaits}"
 
 
 def _begin(stack: Stack) -> int:

@@ -15,20 +15,18 @@ import sys
 import threading
 import types
 from asyncio.base_events import BaseEventLoop
-from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
-from operator import attrgetter, not_
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from rlinf_actors.net import reading
 from rlinf_actors.net.loop_reader import LoopReader
+from rlinf_actors.runtime import task_chains
 from rlinf_actors.runtime.future import ChainedWork, Future, _Mapped
+from rlinf_actors.runtime.task_chains import MAX_DEPTH, Awaited, tasks_of
 from rlinf_actors.wire.stack_values import MAX_FRAMES, MAX_WAITS, Wait
 
-MAX_DEPTH = 100_000
-"""Most frames of a thread that are looked at."""
 MAX_TASKS = 5000
 """Most tasks that are looked at: the I/O thread has other work."""
 NAME_CHARS, WHAT_CHARS = 256, 1000
@@ -37,35 +35,18 @@ _SENDING = "send() to "
 
 _BLOCKED = Future._block_until_done.__code__
 _AWAITED = Future.__await__.__code__
-_TASKS = (asyncio.Task, asyncio.tasks._PyTask)  # type: ignore[attr-defined]  # the second in Python, for subclasses
 _RUNS_LOOP = BaseEventLoop.run_forever.__code__
-
-_FRAME: dict[type, Callable[[Any], types.FrameType | None]] = {
-    types.CoroutineType: attrgetter("cr_frame"),
-    types.GeneratorType: attrgetter("gi_frame"),
-    types.AsyncGeneratorType: attrgetter("ag_frame"),
-}
-_AWAITS: dict[type, Callable[[Any], Any]] = {
-    types.CoroutineType: attrgetter("cr_await"),
-    types.GeneratorType: attrgetter("gi_yieldfrom"),
-    types.AsyncGeneratorType: attrgetter("ag_await"),
-}
-_RUNS: dict[type, Callable[[Any], bool]] = {
-    types.CoroutineType: attrgetter("cr_running"),
-    types.GeneratorType: attrgetter("gi_running"),
-}
-
-ADVANCES: dict[types.CodeType, str] = {}
-"""Code of generators that advance a coroutine by themselves, and the name of the variable that has the coroutine."""
 
 
 class Taken(msgspec.Struct):
-    """A thread or task: its name, its frames with the innermost first, and whether it is a task."""
+    """A thread or task: its name, and its frames with the innermost first. A task has what it awaits."""
 
     name: str
     frames: list[types.FrameType]
     is_task: bool = False
     is_main: bool = False
+    task: asyncio.Task[Any] | None = None
+    awaits: Awaited = Awaited()
 
 
 def threads(*, here: bool = False) -> list[Taken]:
@@ -76,7 +57,7 @@ def threads(*, here: bool = False) -> list[Taken]:
     for ident, frame in sys._current_frames().items():
         if ident != own:
             thread = names.get(ident)
-            name = f"thread {ident}" if thread is None else text_of(_own(thread, "_name"), NAME_CHARS)
+            name = f"thread {ident}" if thread is None else text_of(task_chains.own(thread, "_name"), NAME_CHARS)
             found.append(Taken(name, _outwards(frame), is_main=ident == main))
     return sorted(found, key=lambda one: (not one.is_main, one.name))
 
@@ -102,37 +83,14 @@ def loops(threads: Iterable[Taken], known: Sequence[asyncio.AbstractEventLoop] =
     return found
 
 
-def tasks_of(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
-    try:
-        tasks = asyncio.all_tasks(loop)
-    except RuntimeError:  # tasks begin and end faster than they can be listed
-        return []
-    return [task for task in tasks if issubclass(type(task), _TASKS)]  # else a class of the user's own
-
-
 def chain_of(task: asyncio.Task[Any]) -> Taken:
-    kind = next(kind for kind in _TASKS if issubclass(type(task), kind))  # whose methods run no code of a subclass
-    chain = _await_chain(kind.get_coro(task))
-    return Taken(text_of(kind.get_name(task), NAME_CHARS), chain[::-1], is_task=True)
-
-
-def _await_chain(coroutine: Any) -> list[types.FrameType]:
-    """Return the frames of a task's coroutine and of what it awaits, as far as these are coroutines and generators.
-
-    The innermost ones are missing if the task runs, on another thread.
-    """
-    found: list[types.FrameType] = []
-    awaited, runs = coroutine, _RUNS.get(type(coroutine))
-    while runs is not None and len(found) < MAX_DEPTH and (kind := type(awaited)) in _FRAME:
-        frame = _FRAME[kind](awaited)
-        if frame is None:  # it has ended
-            break
-        found.append(frame)
-        # CPython up to 3.12 crashes if what a coroutine awaits is read while it is being entered. This is one call
-        # of C code, so no other thread goes on between the check and the read.
-        of = next(map(_AWAITS[kind], compress((awaited,), map(not_, map(runs, (coroutine,))))), None)
-        awaited = frame.f_locals.get(ADVANCES[frame.f_code]) if frame.f_code in ADVANCES else of
-    return found
+    """Return a task with the frames of its await chain, and what it awaits."""
+    frames = task_chains.frames_of(task)
+    name = text_of(task_chains.name_of(task), NAME_CHARS)
+    taken = Taken(name, frames, is_task=True, task=task)
+    ours = waiting_in(taken)
+    taken.awaits = task_chains.awaited_by(task, frames) if ours is None else Awaited(described(ours.future)[0])
+    return taken
 
 
 # --- waits ---
@@ -195,14 +153,6 @@ def described(future: Future[Any]) -> tuple[str, Sequence[str]]:
 
 
 # --- values of the user ---
-
-
-def _own(thing: object, name: str) -> object:
-    """Return an attribute that the standard library has set, without code of a class that overrides its access."""
-    try:
-        return object.__getattribute__(thing, name)
-    except AttributeError:
-        return None
 
 
 def text_of(value: object, limit: int, *, end: bool = False) -> str:

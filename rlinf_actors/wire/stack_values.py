@@ -64,6 +64,10 @@ class Stack(Value, frozen=True):
         frames: the frames.
         is_task: True for a task.
         count: number of threads or tasks with these frames; `name` is that of the first.
+        depth: number of tasks above that wait for this one, each by the next: the last stack before with a smaller
+            depth awaits it. 0 for threads, and for tasks that no task awaits.
+        awaits: what a task awaits, such as "gather() of 3, 1 done", "" if its innermost frame says it. Tasks that it
+            awaits follow it.
     """
 
     name: Name
@@ -73,6 +77,8 @@ class Stack(Value, frozen=True):
     ] = []
     is_task: bool = False
     count: Count = 1
+    depth: Count = 0
+    awaits: Name = ""
 
 
 class Wait(Value, frozen=True):

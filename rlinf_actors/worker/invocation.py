@@ -22,7 +22,7 @@ from rlinf_actors import counters, forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import call_soon
-from rlinf_actors.runtime import waits
+from rlinf_actors.runtime import task_chains
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import NO_PARTS, AuthenticatedParts
@@ -88,7 +88,7 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
             advance, given = coroutine.throw, error
 
 
-waits.ADVANCES[own_steps.__code__] = "coroutine"
+task_chains.ADVANCES[own_steps.__code__] = "coroutine"
 
 
 class Invocation(msgspec.Struct, eq=False):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from rlinf_actors.runtime.task_chains import tasks_of
 from rlinf_actors.runtime.waits import (
     MAX_TASKS,
     NAME_CHARS,
@@ -19,7 +20,6 @@ from rlinf_actors.runtime.waits import (
     all_waits,
     chain_of,
     loops,
-    tasks_of,
     text_of,
     threads,
     waiting_in,
@@ -34,7 +34,9 @@ from rlinf_actors.wire.stack_values import (
     Wait,
     WorkerStacks,
 )
+from rlinf_actors.worker import task_trees
 from rlinf_actors.worker.executors import Activity, BesideExecutor, Executor, LoopExecutor, SerialExecutor
+from rlinf_actors.worker.task_trees import Lines, lines_of
 
 OUTER_FRAMES = 8
 """Number of the outermost frames that are shown of a stack with more than MAX_FRAMES frames."""
@@ -48,12 +50,12 @@ def worker_stacks(id: str, doing: Activity, executor: Executor | None) -> Worker
 
     Any thread. *executor* is None while the user's class is constructed.
     """
-    taken = threads()
-    tasks = [task for loop in loops(taken, _own_loops(executor)) for task in tasks_of(loop)]
-    taken += map(chain_of, tasks[:MAX_TASKS])
+    running = threads()
+    tasks = [task for loop in loops(running, _own_loops(executor)) for task in tasks_of(loop)]
+    chains = [chain_of(task) for task in tasks[:MAX_TASKS]]
     now, alone = time.monotonic(), _is_alone(executor)
-    waits = [found.wait(now, alone) for one in taken if (found := waiting_in(one)) is not None]
-    stacks, cut = _bounded(_merged(taken), STACK_BYTES)
+    waits = [found.wait(now, alone) for one in (*running, *chains) if (found := waiting_in(one)) is not None]
+    stacks, cut = _bounded([*_merged(running), *_merged_tasks(chains)], STACK_BYTES)
     named, left_out = _bounded_waits(waits, STACK_BYTES // 4)
     cut += left_out + len(tasks[MAX_TASKS:])
     call_s = max(0.0, now - doing.since) if doing.method else 0.0
@@ -90,12 +92,19 @@ def _bounded_waits(waits: list[Wait], most: int) -> tuple[list[Wait], int]:
 
 
 def _merged(taken: Iterable[Taken]) -> list[Stack]:
-    """Return the stacks, those with equal frames as one."""
-    found: dict[tuple[bool, tuple[tuple[int, int | None], ...]], list[Taken]] = {}
+    """Return the stacks of threads, those with equal frames as one."""
+    found: dict[Lines, list[Taken]] = {}
     for one in taken:
-        key = one.is_task, tuple((id(frame.f_code), frame.f_lineno) for frame in one.frames)
-        found.setdefault(key, []).append(one)
-    return [Stack(some[0].name, _shown(some[0].frames), some[0].is_task, len(some)) for some in found.values()]
+        found.setdefault(lines_of(one), []).append(one)
+    return [Stack(some[0].name, _shown(some[0].frames), count=len(some)) for some in found.values()]
+
+
+def _merged_tasks(chains: Sequence[Taken]) -> list[Stack]:
+    """Return the stacks of tasks, each with those that it awaits behind it. Equal ones that a task awaits are one."""
+    return [
+        Stack(one.first.name, _shown(one.first.frames), True, one.number, one.depth, text_of(one.awaits, NAME_CHARS))
+        for one in task_trees.placed(chains)
+    ]
 
 
 def _shown(frames: list[types.FrameType]) -> list[StackFrame]:
@@ -116,14 +125,20 @@ def _frame(frame: types.FrameType) -> StackFrame:
 
 
 def _bounded(stacks: list[Stack], most: int) -> tuple[list[Stack], int]:
-    """Return those of *stacks* that have room in *most* bytes, in order, and how many threads and tasks have none."""
+    """Return those of *stacks* that have room in *most* bytes, in order, and how many threads and tasks have none. With
+    a task, those that it awaits are left out.
+    """
     kept: list[Stack] = []
-    left_out = 0
+    left_out, above = 0, -1  # depth of the task that was left out
     for stack in stacks:
-        size = _FRAME_BYTES + _size(stack.name)
+        if 0 <= above < stack.depth:
+            left_out += stack.count
+            continue
+        above = -1
+        size = _FRAME_BYTES + _size(stack.name) + _size(stack.awaits)
         size += sum(_FRAME_BYTES + _size(frame.file) + _size(frame.function) for frame in stack.frames)
         if size > most or len(kept) == MAX_STACKS:
-            left_out += stack.count
+            left_out, above = left_out + stack.count, stack.depth
         else:
             most -= size
             kept.append(stack)

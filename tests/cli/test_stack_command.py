@@ -115,6 +115,41 @@ def test_frames_that_lead_to_the_method_are_left_out_of_the_text_only():
     assert [frame["line"] for frame in found["stacks"][0]["frames"]] == [1, 2, 3, 4]
 
 
+def test_tasks_are_indented_beneath_those_that_await_them():
+    frames = [StackFrame("/u/train.py", 12, "work")]
+    stacks = [
+        Stack("main", frames, True, depth=0, awaits="gather() of 3"),
+        Stack("a", frames, True, count=2, depth=1),
+        Stack("b", frames, True, depth=1, awaits="recv() from env:1"),
+        Stack("other", frames, True, awaits="a future"),
+    ]
+    tasks = list(report_lines([worker(0, stacks=stacks)]))[1:-1]
+    assert tasks == [
+        "  task main:",
+        "    /u/train.py:12 in work",
+        "    awaits gather() of 3",
+        "      task a and 1 more:",
+        "        /u/train.py:12 in work",
+        "      task b:",
+        "        /u/train.py:12 in work",
+        "        awaits recv() from env:1",
+        "  task other:",
+        "    /u/train.py:12 in work",
+        "    awaits a future",
+    ]
+    stacks[2] = replace(stacks[2], awaits="recv() from env:0")
+    lines = list(
+        report_lines(
+            [
+                worker(0, stacks=stacks),
+                worker(1, stacks=[*stacks[:2], replace(stacks[2], awaits="recv() from env:2"), stacks[3]]),
+            ]
+        )
+    )
+    assert sum("task main:" in line for line in lines) == 1, "ranks that differ only in whom they wait for are alike"
+    assert not any("recv()" in line for line in lines)
+
+
 def test_json_has_cycles_and_workers_with_plain_values():
     found = json.loads(json.dumps(report_dict([worker(0, 1), worker(1, 0)])))
     (cycle,) = found["cycles"]

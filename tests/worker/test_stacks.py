@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from rlinf_actors.compat import TaskGroup
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.messaging.blocking_receive import BlockingReceive
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise
@@ -140,11 +141,115 @@ async def test_tasks_are_shown_with_their_await_chains_and_waits():
     wait = wait_of(shown, "first")
     assert (wait.what, wait.blocks) == ("get() from channel 'rollouts'", False)
     (alike,) = [stack for stack in shown.stacks if stack.name.startswith("idle-")]
-    assert (alike.count, alike.is_task) == (3, True)
+    assert (alike.count, alike.is_task, alike.depth, alike.awaits) == (3, True, 0, "a future")
+    (first,) = [stack for stack in shown.stacks if stack.name == "first"]
+    assert first.awaits == "get() from channel 'rollouts'"
     promise.resolve(None)
     await tasks[0]
     for task in tasks[1:]:
         task.cancel()
+
+
+async def gathers(*awaited: Awaitable[object]) -> None:
+    await asyncio.gather(*awaited)
+
+
+async def waits_for(*awaited: asyncio.Task[None]) -> None:
+    await asyncio.wait(awaited)
+
+
+async def shields(*awaited: asyncio.Task[None]) -> None:
+    await asyncio.shield(awaited[0])
+
+
+async def waits_with_a_limit(*awaited: asyncio.Task[None]) -> None:
+    await asyncio.wait_for(awaited[0], 1000)
+
+
+async def groups(*awaited: asyncio.Task[None]) -> None:
+    async with TaskGroup() as tasks:
+        for task in awaited:
+            tasks.create_task(gets(task), name="in-group")
+
+
+async def gets(task: Awaitable[object]) -> None:
+    await task
+
+
+def trees(shown: WorkerStacks, *names: str) -> list[tuple[int, str, str]]:
+    """The trees of tasks that begin with one of these names: depth, name and what is awaited of each."""
+    found, inside = [], False
+    for stack in shown.stacks:
+        inside = stack.is_task and ((stack.depth > 0 and inside) or stack.name in names)
+        if inside:
+            found.append((stack.depth, stack.name, stack.awaits))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (gets, "a task"),
+        (gathers, "gather()"),
+        (waits_for, "wait()"),
+        (shields, "shield()"),
+        (waits_with_a_limit, "wait_for()" if sys.version_info < (3, 12) else "a task"),
+    ],
+)
+async def test_a_task_that_another_awaits_is_beneath_it(how, said):
+    inner = asyncio.create_task(gets(asyncio.get_running_loop().create_future()), name="inner")
+    middle = asyncio.create_task(how(inner), name="middle")
+    outer = asyncio.create_task(gets(middle), name="outer")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    shown = await asyncio.to_thread(now)
+    assert trees(shown, "outer", "inner") == [(0, "outer", "a task"), (1, "middle", said), (2, "inner", "a future")]
+    for task in (outer, middle, inner):
+        task.cancel()
+    await asyncio.wait([outer, middle, inner])
+
+
+async def test_several_tasks_that_one_awaits_are_merged_or_named_and_those_that_ended_are_counted():
+    never = asyncio.get_running_loop().create_future()
+    named = asyncio.create_task(gets(never), name="named")
+    done = asyncio.create_task(asyncio.sleep(0))
+    tasks = [asyncio.create_task(gathers(done, named, gets(never), gets(never)), name="all")]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(gets(named), name="too"))
+    tasks.append(asyncio.create_task(groups(named), name="group"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    shown = await asyncio.to_thread(now)
+    of_all = [one for one in shown.stacks if one.depth == 1 and one.name != "in-group"]
+    assert sorted((one.count, one.awaits) for one in of_all) == [(1, "a future"), (2, "a future")]
+    elsewhere = "a task: named, shown elsewhere"
+    first = next(stack for stack in shown.stacks if stack.name == "all")
+    if any(one.name == "named" for one in of_all):  # else another task of the three has it beneath
+        assert first.awaits == "gather() of 4, 1 done"
+        assert trees(shown, "too") == [(0, "too", elsewhere)]
+        assert trees(shown, "group") == [(0, "group", "TaskGroup"), (1, "in-group", elsewhere)]
+    never.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_tasks_that_await_one_another_are_a_ring():
+    ring: dict[str, asyncio.Task[None]] = {}
+
+    async def awaits(other: str) -> None:
+        await asyncio.sleep(0)
+        await asyncio.wait([ring[other]])  # else CPython could not cancel them
+
+    for name, other in (("a", "b"), ("b", "a")):
+        ring[name] = asyncio.create_task(awaits(other), name=name)
+    ring["c"] = asyncio.create_task(awaits("a"), name="c")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    shown = await asyncio.to_thread(now)
+    assert trees(shown, "a", "b", "c") == [
+        (0, "c", "wait()"), (1, "a", "wait()"), (2, "b", "wait(): a above, which waits for this one"),
+    ]  # fmt: skip
+    ring["a"].cancel()
+    await asyncio.wait(ring.values())
 
 
 async def test_what_a_running_task_awaits_is_not_read():
