@@ -52,7 +52,9 @@ def worker_stacks(id: str, doing: Activity, executor: Executor | None) -> Worker
     """
     running = threads()
     tasks = [task for loop in loops(running, _own_loops(executor)) for task in tasks_of(loop)]
-    chains = [chain_of(task) for task in tasks[:MAX_TASKS]]
+    chains = sorted(
+        map(chain_of, tasks[:MAX_TASKS]), key=lambda one: (len(one.name), one.name)
+    )  # Task-2 before Task-10
     now, alone = time.monotonic(), _is_alone(executor)
     waits = [found.wait(now, alone) for one in (*running, *chains) if (found := waiting_in(one)) is not None]
     stacks, cut = _bounded([*_merged(running), *_merged_tasks(chains)], STACK_BYTES)

@@ -220,14 +220,13 @@ async def test_several_tasks_that_one_awaits_are_merged_or_named_and_those_that_
     for _ in range(3):
         await asyncio.sleep(0)
     shown = await asyncio.to_thread(now)
-    of_all = [one for one in shown.stacks if one.depth == 1 and one.name != "in-group"]
-    assert sorted((one.count, one.awaits) for one in of_all) == [(1, "a future"), (2, "a future")]
+    first, named_too, two_more = [stack for stack in shown.stacks if stack.is_task][:3]
+    assert (first.name, first.awaits) == ("all", "gather() of 4, 1 done")
+    assert (named_too.name, named_too.count, named_too.depth) == ("named", 1, 1)
+    assert (two_more.awaits, two_more.count, two_more.depth) == ("a future", 2, 1)
     elsewhere = "a task: named, shown elsewhere"
-    first = next(stack for stack in shown.stacks if stack.name == "all")
-    if any(one.name == "named" for one in of_all):  # else another task of the three has it beneath
-        assert first.awaits == "gather() of 4, 1 done"
-        assert trees(shown, "too") == [(0, "too", elsewhere)]
-        assert trees(shown, "group") == [(0, "group", "TaskGroup"), (1, "in-group", elsewhere)]
+    assert trees(shown, "too") == [(0, "too", elsewhere)]
+    assert trees(shown, "group") == [(0, "group", "TaskGroup"), (1, "in-group", elsewhere)]
     never.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
