@@ -8,11 +8,13 @@ import signal
 import sys
 from html.parser import HTMLParser
 
+import pace
 import pytest
 from channel_workers import host_pid
 from notebook_page import page_of, shown_by
 
 from rlinf_actors import Channel, ChannelBrokenError, Cluster, ComponentPlacement, NodePlacementStrategy, Worker
+from rlinf_actors.channel import inspection
 from rlinf_actors.shown import HTML_ROWS, html_table
 from tests import pictures
 from tests.browser import chromium
@@ -81,7 +83,8 @@ def shown(value: object) -> Reader:
 
 
 @pytest.mark.live
-async def test_objects_show_themselves_on_the_event_loop_of_a_notebook():
+async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypatch):
+    monkeypatch.setattr(inspection, "SHOWN_S", pace.PATIENCE_S)  # a busy machine
     names = {"Channel": Channel, "Cluster": Cluster, "ComponentPlacement": ComponentPlacement, "Env": Env}
     names |= {"NodePlacementStrategy": NodePlacementStrategy, "config": CONFIG}
     tables = [await shown_by(code, names) for code in CELLS]
@@ -105,6 +108,7 @@ async def test_objects_show_themselves_on_the_event_loop_of_a_notebook():
         assert ["items", "3 under 2 keys"] in shown(channel).rows  # and no item was unpickled
         host = host_pid(channel)
         os.kill(host, signal.SIGSTOP)
+        monkeypatch.setattr(inspection, "SHOWN_S", 0.5)
         assert ["items", "not known: the host has not answered within 0.5 s"] in shown(channel).rows
         os.kill(host, signal.SIGKILL)
         with pytest.raises(ChannelBrokenError):

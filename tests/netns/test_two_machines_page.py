@@ -1,4 +1,4 @@
-"""docs/tutorial/two-machines.md, followed as it is written: six commands from nothing to two machines with keys."""
+"""docs/tutorial/two-machines.md, followed as it is written: six lines from nothing to two machines with keys."""
 
 from __future__ import annotations
 
@@ -30,9 +30,15 @@ STEPS = [
 SCRIPT = "both.py"
 
 
-def test_six_commands_lead_to_two_machines():
+def test_six_lines_lead_from_nothing_to_two_machines():
     before = STEPS[: [command.endswith(SCRIPT) for _, command in STEPS].index(True)]
     assert sum(2 if machine == "both machines" else 1 for machine, _ in before) == 6
+    made, *rest = [line for _, line in before]
+    assert made.startswith("python3 -m venv .venv && .venv/bin/pip install "), "needs no clone, and no other directory"
+    assert all(line.startswith(".venv/bin/") and "&&" not in line for line in rest), "each is one command"
+    assert "you type six lines" in PAGE
+    assert "four commands of steps 2 to 4" in PAGE
+    assert len(rest) == 4
 
 
 @pytest.fixture
@@ -54,7 +60,7 @@ def test_the_page_leads_to_a_script_on_two_machines(machines, place):
     token, outputs = "", {}
     for name, command in STEPS:
         if name == "both machines":
-            continue  # README.md's first command installs it in the same way, and CI runs that
+            continue  # README.md's first command installs a clone, and CI runs that
         if " agentd " in f" {command.replace('.venv/bin/', '')} ":
             machines[name].run_daemon(command.replace("TOKEN", token))
             continue

@@ -160,9 +160,10 @@ def check(words: list[str], whole: bool) -> None:
     elif program == "rlinf-actors":
         walk(app, arguments, whole)
     elif program == "pip":
-        for source, extras in re.findall(r"(\S*(?:rlinf.actors|\.whl|\.))\[([\w,-]+)\]", " ".join(arguments)):
+        named = r"(\S*(?:rlinf.actors|\.whl|\.))\[([\w,-]+)\]( @ git\+)?"
+        for source, extras, address in re.findall(named, " ".join(arguments)):
             assert set(extras.split(",")) <= EXTRAS.keys()
-            assert re.search(r"[./]", source), "no index has rlinf-actors: name a clone or a wheel"
+            assert address or re.search(r"[./]", source), "no index has rlinf-actors: name a clone, a wheel or git"
 
 
 def refuse(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
