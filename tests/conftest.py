@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.mkdir(os.environ["RLINF_ACTORS_HEADS"])
     open(os.environ["RLINF_ACTORS_CLIENT_CONFIG"], "x").close()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and what it starts, ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup this one
     os.umask(0o022)  # with one that lets others write (0002 is usual too) files of keys and state are refused
     if not config.pluginmanager.is_registered(pytest_plugin):
         config.pluginmanager.register(pytest_plugin)
