@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 import click
 from msgspec.structs import replace
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.output import echo, note
 from rlinf_actors.cli.queries import Observer, head_option, observing, status_of
 from rlinf_actors.cli.stack_command import Place
@@ -47,7 +48,7 @@ EVENT_S = 3.0
 
 
 @click.command()
-@click.argument("target", metavar="GROUP:RANK")
+@click.argument("target", metavar="GROUP:RANK", shell_complete=complete.workers)
 @job_option
 @click.option(
     "--wait", "waits", is_flag=True, help="Wait until the worker reaches a breakpoint, also if it is starting."

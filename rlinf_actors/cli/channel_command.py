@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.output import json_option, note, show_json, show_table
 from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
@@ -22,7 +23,9 @@ from rlinf_actors.wire.values import CHANNEL_GROUPS
 
 ANSWER_S = 12.0
 
-job_option = click.option("--job", default="", metavar="NAME", help="Only channels of this job.")
+job_option = click.option(
+    "--job", default="", metavar="NAME", help="Only channels of this job.", shell_complete=complete.jobs
+)
 
 
 @click.group()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import click
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.output import echo, folded, json_line, note, plain
 from rlinf_actors.cli.queries import Looking, find_head, head_option, observing
 from rlinf_actors.cluster.event_stream import KINDS, EventCursor, patience
@@ -88,17 +89,23 @@ def last_time(clock: str, now: datetime) -> datetime:
     metavar="NUMBER",
     help="Only the last events of those that the other options choose. With -f, the new events follow.",
 )
-@click.option("--group", metavar="NAME", help="Only events of groups of this name.")
+@click.option("--group", metavar="NAME", help="Only events of groups of this name.", shell_complete=complete.groups)
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only events of this kind; may be repeated."
 )
-@click.option("--node", metavar="NODE", help="Only events of this node and of workers on it: host name or id.")
+@click.option(
+    "--node",
+    metavar="NODE",
+    help="Only events of this node and of workers on it: host name or id.",
+    shell_complete=complete.nodes,
+)
 @click.option(
     "--job",
     "--namespace",
     "namespace",
     metavar="NAME",
     help="Only events of this job (namespace), of the nodes and of the head. Default: all.",
+    shell_complete=complete.jobs,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line, with stable keys.")
 @head_option

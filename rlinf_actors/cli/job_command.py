@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.output import (
     confirm,
     echo,
@@ -61,7 +62,7 @@ def list_jobs(head: str | None, as_json: bool) -> None:
 
 
 @job.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete.jobs)
 @head_option
 @json_option
 def show(name: str, head: str | None, as_json: bool) -> None:
@@ -83,7 +84,7 @@ def show(name: str, head: str | None, as_json: bool) -> None:
 
 
 @job.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete.jobs)
 @grace_option
 @reason_option
 @yes_option

@@ -16,6 +16,7 @@ from datetime import datetime
 import click
 import msgspec
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.events_command import parse_since
 from rlinf_actors.cli.output import echo, json_line, note, plain, warn
 from rlinf_actors.cli.queries import Observer, head_option, observing, status_of
@@ -124,14 +125,22 @@ def _id(context: click.Context, parameter: click.Parameter, value: str | None) -
 
 
 @click.command()
-@click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]")
-@click.option("--job", "job", default="", metavar="NAME", help="The workers of this job; with GROUP, its group.")
+@click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]", shell_complete=complete.targets)
+@click.option(
+    "--job",
+    "job",
+    default="",
+    metavar="NAME",
+    help="The workers of this job; with GROUP, its group.",
+    shell_complete=complete.jobs,
+)
 @click.option(
     "--node",
     "node",
     default="",
     metavar="NODE",
     help="Only of this node (host name, id or rank), with the log file of its agentd, if it has one.",
+    shell_complete=complete.nodes,
 )
 @click.option("--follow", "-f", is_flag=True, help="Wait for further output, until the workers have ended.")
 @click.option(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.events_command import read_events
 from rlinf_actors.cli.output import Amount, json_option, note, show_fields, show_json, show_table, size, warn
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
@@ -30,7 +31,7 @@ def node() -> None:
 
 
 @node.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.nodes)
 @head_option
 @json_option
 def show(node: str, head: str | None, as_json: bool) -> None:
@@ -41,7 +42,7 @@ def show(node: str, head: str | None, as_json: bool) -> None:
 
 
 @node.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.nodes)
 @click.option("--reason", default="", metavar="TEXT", help="Shown to the owners of the workers there.")
 @click.option(
     "--wait",
@@ -68,7 +69,7 @@ def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_jso
 
 
 @node.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.nodes)
 @head_option
 def undrain(node: str, head: str | None) -> None:
     """Let a drained node take new workers again."""

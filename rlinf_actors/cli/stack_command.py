@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.output import echo, json_option, note, plain, show_json
 from rlinf_actors.cli.queries import head_option, observing, status_of
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict, report_lines
@@ -46,8 +47,15 @@ Place = tuple[GroupState, WorkerState]
 
 
 @click.command()
-@click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]")
-@click.option("--job", "job", default="", metavar="NAME", help="The workers of this job; with GROUP, its group.")
+@click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]", shell_complete=complete.targets)
+@click.option(
+    "--job",
+    "job",
+    default="",
+    metavar="NAME",
+    help="The workers of this job; with GROUP, its group.",
+    shell_complete=complete.jobs,
+)
 @click.option("--all", "every", is_flag=True, help="All workers of the cluster that you may see.")
 @click.option(
     "--signal", "level", flag_value=SIGNAL, help="Stacks that C code of the workers writes; also if they do not answer."

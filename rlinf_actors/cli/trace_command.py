@@ -16,6 +16,7 @@ from typing import Any
 import click
 import msgspec
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.job_command import find_job, jobs_of
 from rlinf_actors.cli.output import check_directory, echo, json_option, note, plain, show, warn
 from rlinf_actors.cli.queries import head_option, observing, status_of
@@ -33,7 +34,14 @@ from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSwitch
 ASKED_NODES = 32
 """Most nodes that are asked at a time."""
 
-job_option = click.option("--job", "job", default="", metavar="NAME", help="The job. Default: the only one that runs.")
+job_option = click.option(
+    "--job",
+    "job",
+    default="",
+    metavar="NAME",
+    help="The job. Default: the only one that runs.",
+    shell_complete=complete.jobs,
+)
 
 
 @click.group()

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import msgspec
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.output import (
     Amount,
     confirm,
@@ -296,8 +297,11 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 
 
 @groups.command()
-@click.argument("name")
-@click.option("--job", "--namespace", "namespace", metavar="NAME", help="The job; needed if several have such a group.")
+@click.argument("name", shell_complete=complete.groups)
+@click.option(
+    "--job", "--namespace", "namespace", metavar="NAME", help="The job; needed if several have such a group.",
+    shell_complete=complete.jobs,
+)  # fmt: skip
 @grace_option
 @reason_option
 @yes_option
@@ -384,7 +388,7 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
 
 
 @click.command()
-@click.argument("group", required=False)
+@click.argument("group", required=False, shell_complete=complete.groups)
 @head_option
 @json_option
 def workers(group: str | None, head: str | None, as_json: bool) -> None:

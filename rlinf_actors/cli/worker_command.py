@@ -7,6 +7,7 @@ from typing import Any
 import click
 import msgspec
 
+from rlinf_actors.cli import complete
 from rlinf_actors.cli.output import confirm, echo, json_option, note, plain, show_fields, show_json, yes_option
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.cli.stack_command import select
@@ -25,7 +26,13 @@ from rlinf_actors.wire.values import GroupState, WorkerState
 ANSWER_S = 30.0
 """Seconds that the end of a killed worker may take: a robot worker makes its robots safe first."""
 
-job_option = click.option("--job", default="", metavar="NAME", help="The job; needed if several have such a group.")
+job_option = click.option(
+    "--job",
+    default="",
+    metavar="NAME",
+    help="The job; needed if several have such a group.",
+    shell_complete=complete.jobs,
+)
 
 
 @click.group()
@@ -43,7 +50,7 @@ def worker() -> None:
 
 
 @worker.command()
-@click.argument("target", metavar="GROUP:RANK")
+@click.argument("target", metavar="GROUP:RANK", shell_complete=complete.workers)
 @job_option
 @head_option
 @json_option
@@ -76,7 +83,7 @@ def show(target: str, job: str, head: str | None, as_json: bool) -> None:
 
 
 @worker.command()
-@click.argument("target", metavar="GROUP:RANK")
+@click.argument("target", metavar="GROUP:RANK", shell_complete=complete.workers)
 @job_option
 @reason_option
 @yes_option

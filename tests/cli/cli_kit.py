@@ -1,6 +1,9 @@
-"""An example of a cluster's status."""
+"""An example of a cluster's status, and what a shell completes."""
 
 from __future__ import annotations
+
+import shlex
+import subprocess
 
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.values import (
@@ -13,6 +16,13 @@ from rlinf_actors.wire.values import (
     ResourceReport,
     WorkerState,
 )
+
+COMPLETE = """
+eval "$(rlinf-actors completion bash)"
+COMP_WORDS=({words}); COMP_CWORD={last}
+$(complete -p rlinf-actors | sed -E "s/.* -F ([^ ]+) .*/\\1/") rlinf-actors
+printf "%s\\n" "${{COMPREPLY[@]}}"
+"""
 
 ENDPOINT = "tcp://127.0.0.1:6380"
 
@@ -60,3 +70,11 @@ def example_status() -> Status:
     ]
     clients = ["driver 3f2a, process 7, namespace 'job-1'"]
     return Status("epoch-1", "0.1.0", 75.0, nodes, [group], clients, leases)
+
+
+def tab(*words: str) -> list[str]:
+    """Return what bash offers for the last of *words* in place of that word. bash makes a colon a word of its own."""
+    script = COMPLETE.format(words=shlex.join(words), last=len(words) - 1)
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()

@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from cli_kit import example_status
 
 from rlinf_actors.cli import app, queries
 from rlinf_actors.wire.client_messages import Status
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """`rlinf-actors` on the PATH."""
+    script = tmp_path / "rlinf-actors"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m rlinf_actors.cli.main "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
 @pytest.fixture

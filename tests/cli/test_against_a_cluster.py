@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from cli_kit import tab
 from terminal import terminal
 
 from rlinf_actors import Channel, Worker
@@ -35,7 +36,7 @@ def as_json(capsys, *arguments: str):
     return json.loads(capsys.readouterr().out)
 
 
-def test_commands_show_plan_nodes_groups_and_workers_and_change_nothing(local, capsys, tmp_path):
+def test_commands_show_plan_nodes_groups_and_workers_and_change_nothing(local, capsys, tmp_path, program):
     conf = tmp_path / "conf.yaml"
     conf.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0-3}}")
     planned = as_json(capsys, "plan", str(conf))
@@ -61,6 +62,16 @@ def test_commands_show_plan_nodes_groups_and_workers_and_change_nothing(local, c
     assert (sum(status["nodes"].values()), status["workers"]) == (2, {"running": 4})
     assert status["nodes"].keys() <= THERE
     assert len(status["clients"]) == 1
+
+    def completed(*words: str) -> list[str]:
+        while not (found := tab("rlinf-actors", *words)):
+            pass  # this machine was too slow for a shell's patience
+        return found
+
+    assert completed("worker", "show", "pi") == ["pids:0", "pids:1", "pids:2", "pids:3"]
+    assert completed("logs", "pids", ":") == ["0", "1", "2", "3"]
+    assert completed("job", "show", "") == [cluster.namespace]
+    assert completed("node", "drain", "no") == ["node0", "node1"]
 
 
 def test_worker_is_shown_and_killed_and_channels_are_listed(local, capsys):

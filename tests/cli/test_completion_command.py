@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 
 import pytest
+from cli_kit import tab
 
 from rlinf_actors.cli import app
-
-COMPLETE = """
-eval "$(rlinf-actors completion bash)"
-COMP_WORDS=({words} "{word}"); COMP_CWORD={index}; COMP_LINE="{words} {word}"
-$(complete -p rlinf-actors | sed -E "s/.* -F ([^ ]+) .*/\\1/") rlinf-actors "{word}" ""
-printf "%s\\n" "${{COMPREPLY[@]}}"
-"""
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """`rlinf-actors` on the PATH."""
-    script = tmp_path / "rlinf-actors"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m rlinf_actors.cli.main "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
 @pytest.mark.parametrize(
@@ -38,12 +22,15 @@ def program(tmp_path, monkeypatch):
     ],
 )
 def test_bash_completes_commands_options_and_values(program, words, word, some):
-    script = COMPLETE.format(words=words, word=word, index=len(words.split()))
-    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True)
-    found = set(done.stdout.split())
-    assert done.stderr == ""
+    found = set(tab(*words.split(), word))
     assert some <= found
     assert all(one.startswith(word) for one in found)
+
+
+def test_nothing_is_said_where_no_head_answers(program, monkeypatch):
+    monkeypatch.setenv("RLINF_HEAD", "127.0.0.1:1")
+    assert tab("rlinf-actors", "worker", "show", "") == []
+    assert tab("rlinf-actors", "logs", "--head", "127.0.0.1", ":", "1", "--job-") == ["--job-id"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
