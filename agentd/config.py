@@ -176,7 +176,7 @@ def _checked(config: Config) -> Config:
     for name in ("head_grace_s", "stop_grace_s", "profile_grace_s", *kept):
         require(name, getattr(config, name) >= 0, "0 or more")
     config_files.check_variables(config.env, "node.env")
-    require("lease_s", config.lease_s >= 4 * config.beat_s, f"at least 4 beats of {config.beat_s:g} s")
+    require("lease_s", config.lease_s >= 4 * config.beat_s, f"at least 4 heartbeats of {config.beat_s:g} s")
     long_enough = config.unresponsive_s >= 2 * config.probe_s
     require("unresponsive_s", long_enough, f"at least 2 probes of {config.probe_s:g} s")
     least = f"at least {MIN_ROBOT_LEASE_S:g}: networks and machines pause for shorter than that"

@@ -134,9 +134,9 @@ class Config(msgspec.Struct, frozen=True):
     """
     insecure: bool = False  # True to allow TCP outside loopback without keys
     beat_s: float = 1.0
-    """Interval of the beats of nodes and drivers (set where the head runs)."""
+    """Interval of the heartbeats of nodes and drivers (set where the head runs)."""
     lease_s: float = 10.0
-    """Silence after which they are lost; at least 4 beats (set where the head runs)."""
+    """Silence after which they are lost; at least 4 heartbeats (set where the head runs)."""
     robot_lease_s: float = 2.0
     """Time that a robot worker continues without an answer of the head; at least 0.5 (set where the head runs)."""
     head_grace_s: float = 120.0

@@ -440,7 +440,7 @@ def find_roots(config: Config, keeper: str) -> Roots:
     if "cgroup" in found.why:
         log.warning(
             "workers get no cgroups, so memory_limit and pids_limit are unavailable, and processes that workers leave "
-            "behind are found by their brand alone. To have cgroups: %s", found.why["cgroup"],
+            "behind are found only by an inherited mark. To have cgroups: %s", found.why["cgroup"],
         )  # fmt: skip
         return found
     for why in dict.fromkeys(found.why.values()):

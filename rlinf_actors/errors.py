@@ -267,8 +267,8 @@ class ChannelClosedError(RlinfActorsError):
 class ChannelBrokenError(PeerDiedError):
     """The channel ended without `Channel.close`, and the items in it are lost.
 
-    Cause: the channel's host died, the process that created the channel ended, or this process left the cluster. The
-    message says which.
+    Cause: the process that held the channel died, the process that created the channel ended, or this process left the
+    cluster. The message says which.
 
     Fix: create the channel again. A channel lives as long as the process that creates it: create it in the driver.
     """

@@ -65,6 +65,6 @@ def decoded_or_error(parts: AuthenticatedParts) -> Any:
 def too_old(name: str, peer: Peer, what: str) -> ProtocolMismatchError:
     """Return the error for *what*, which the host *peer* of channel *name* does not know."""
     return ProtocolMismatchError(
-        f"{what} needs a host of protocol 7, and the host of channel {name!r}, {peer.name} on {peer.node}, speaks an "
+        f"{what} needs protocol 7, and the process that holds channel {name!r}, {peer.name} on {peer.node}, speaks an "
         "older one: upgrade rlinf-actors there, and create the channel again. The channel's items are untouched"
     )

@@ -73,7 +73,8 @@ class AssembledChannel:
             return
         if channel_worker_group is None:
             raise UsageError(
-                f"channel {channel_name!r} has no hosts: give the group of ChannelWorker, or call Channel.create()"
+                f"channel {channel_name!r} has no process that holds it: give the group of ChannelWorker, or call "
+                "Channel.create()"
             )
         here, hosts = member(), channel_worker_group.control.group
         self._namespace = hosts.namespace

@@ -254,7 +254,7 @@ class RemoteChannel(RequestMaker):
             return not_processed(self._name, key_of(cast(Get, work).key), *_unpack(parts[0]))
         if raised.kind == "gone":
             return ConnectionLostError(
-                f"the host of channel {self._name!r} lost the connection to this process, or heard that it had ended"
+                f"the process that holds channel {self._name!r} lost the connection to this one, or heard of its end"
             )
         return RlinfActorsError(f"channel {self._name!r}: {raised.text}")
 
@@ -361,7 +361,7 @@ def end_of_channel(name: str, error: Exception) -> Exception:
         )
     if isinstance(error, (WorkerDiedError, NodeLostError)):
         return ChannelBrokenError(
-            f"channel {name!r} is broken, and its items are lost: the host of channel {name!r} died: {error}", peer=name
+            f"channel {name!r} is broken, and its items are lost: the process that held it died: {error}", peer=name
         )
     if isinstance(error, GroupClosedError) or type(error) is RlinfActorsError:  # stopped, or this process has left
         return ChannelBrokenError(f"channel {name!r} is broken, and its items are gone: {error}", peer=name)

@@ -41,7 +41,7 @@ class ChannelViews(Generic[T]):
         except CallTimeoutError:
             if isinstance(asked, JoinedWork):
                 asked.abandon()
-            items, lost = f"not known: the host has not answered within {SHOWN_S:g} s", 0
+            items, lost = f"not known: its process has not answered within {SHOWN_S:g} s", 0
         except RlinfActorsError as error:
             items, lost = f"not known: {error}", 0
         else:

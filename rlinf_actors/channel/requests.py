@@ -362,7 +362,7 @@ def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
 
     def give_up(work: Put | Get) -> None:
         work.forget()
-        work.reject(too_late(work._what, timeout, "its host does not answer"))
+        work.reject(too_late(work._what, timeout, "the process that holds it does not answer"))
 
     io.call(after, timeout, expire)
     work._on_done(lambda: io.call(lambda: handles[0].cancel()))

@@ -77,7 +77,7 @@ def show(name: str, job: str, head: str | None, as_json: bool) -> None:
         held = f"{counted(row['items'], 'item')}, {byte_count(row['size'])} ({limits or 'no limit'})"
         note(f"{name} of job {row['job']} on {row['host']}: {held}")
         if row["fault"]:
-            note(f"its host does not answer: {row['fault']}")
+            note(f"the process that holds it does not answer: {row['fault']}")
     show_table(
         ("KEY", "HOST", "ITEMS", "BYTES", "OUT", "PUTS WAIT", "GETS WAIT", "UNDELIVERABLE", "WHO WAITS"),
         [

@@ -65,7 +65,7 @@ def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
     """
     endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
-        raise ConfigError("a member changes its key over TCP: give the head's HOST:PORT by --head")
+        raise ConfigError("a node or driver changes its key over TCP: give the head's HOST:PORT by --head")
 
     async def ask() -> Enrolled:
         async with observing(endpoint, Settings.load(), key) as client:

@@ -52,7 +52,7 @@ MAX_TOKEN = 4096
 @click.option("--https", is_flag=True, help="Browsers use https, by a reverse proxy: mark the cookie as secure.")
 @click.option(
     "--every", "every_s", type=Amount(min=1.0), default=5.0, show_default=True, metavar="SECONDS",
-    help="Time between two rounds of questions to the head and the nodes.",
+    help="Time between two polls of the head and the nodes.",
 )  # fmt: skip
 @click.option(
     "--print",

@@ -243,6 +243,7 @@ def _new_group(
         parts,
         options.max_concurrency or 0,
         extensions=providers(modules),
+        preload=template.preload,
         again=options.restart.restarts,
         detach=options.detached,
         lost=runtime.lost,

@@ -78,7 +78,7 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     client_messages.StopCluster: lambda body: "the cluster",
     key_messages.AddKey: lambda body: f"{body.role} {body.name!r}",
     key_messages.RevokeKey: lambda body: f"{body.role or 'all roles'} {body.name!r}",
-    key_messages.Enroll: lambda body: "the member of the join token",
+    key_messages.Enroll: lambda body: "the node or driver of the join token",
     key_messages.RotateKey: lambda body: "its own key",
     client_messages.ReadTrace: lambda body: f"namespace {body.question.namespace!r}",
     TraceSwitch: lambda asked: f"namespace {asked.namespace!r} {'on' if asked.events else 'off'}",

@@ -220,7 +220,7 @@ class ClientTable:
         if hello.parent and not hello.worker_id.startswith(f"{hello.parent}_"):
             return f"worker {hello.worker_id!r} is no child of worker {hello.parent!r}"
         if namespace != hello.namespace or hello.token != self._head.jobs.token(hello.namespace):
-            return f"worker {hello.worker_id!r} is no member of namespace {hello.namespace!r}"
+            return f"worker {hello.worker_id!r} does not belong to the job of namespace {hello.namespace!r}"
         return ""
 
     def gone(self, client: Client, reason: str, certain: bool = True) -> None:

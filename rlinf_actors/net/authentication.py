@@ -24,7 +24,7 @@ ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 BATCH = 32
 """Most requests that are answered in one turn of the loop. Any peer can cause many of them."""
-SHUT_OUT = "its member has exceeded its budget: it may connect again later"
+SHUT_OUT = "connections with its key have exceeded their budget: it may connect again later"
 _FRAMES = 6  # of a request before its credentials: version, id, domain, address, routing id of the server, mechanism
 
 

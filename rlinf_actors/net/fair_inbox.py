@@ -215,7 +215,7 @@ class FairInbox:
 
         Its chunk is refused then. Nothing of the other connections is lost, as long as it fits.
         """
-        why = f"{HELD_BYTES >> 20} MiB of its messages wait to be handled by the head, the most of one member"
+        why = f"{HELD_BYTES >> 20} MiB of its messages wait to be handled by the head, the most of one process"
         heavy = self._others.heavy(key)
         for one in heavy:
             self._others.drop(key, one)

@@ -121,7 +121,7 @@ class Connections:
                 for other in self._of_key[known.key]:
                     self._look(self._connections[other])
                 if self._unread[known.key] > MEMBER_UNREAD_BYTES:
-                    why = f"its member has not read {MEMBER_UNREAD_BYTES >> 20} MiB of answers and notices"
+                    why = f"its key has left {MEMBER_UNREAD_BYTES >> 20} MiB of answers and notices unread"
                     self.close(peer, known.key, why)
 
     def refuses(self, peer: bytes) -> bool:

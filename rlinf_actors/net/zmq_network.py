@@ -248,7 +248,7 @@ class ZmqListener(Socket):
         """Record why a connection is closed, later: messages may be sent at any point of an event."""
         if self._gate is not None:
             member = self._gate.admit(key)
-            call_soon(self._loop, self._gate.refused, key, address, f"{member or 'a member'}: {why}")
+            call_soon(self._loop, self._gate.refused, key, address, f"{member or 'a process of the cluster'}: {why}")
 
     def _forgotten(self, peer: bytes) -> None:
         if self._admission is not None:

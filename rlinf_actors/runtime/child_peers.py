@@ -169,7 +169,7 @@ class _Child:
             self._answer(
                 ProtocolMismatchError(
                     f"{self._name} is a child of {worker.name} on {worker.node}, which runs an older rlinf-actors "
-                    f"(protocol {frame.protocol}): its children are no members yet. Upgrade that node"
+                    f"(protocol {frame.protocol}): its children cannot take part in its job yet. Upgrade that node"
                 )
             )
             return

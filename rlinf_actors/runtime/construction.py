@@ -112,6 +112,7 @@ class Construction(msgspec.Struct):
         parts: the pickled constructor arguments, with the class if workers cannot import it; the same for all ranks.
         max_concurrency: number of threads that run calls if the class has no ``async def``; 0: the main thread does.
         extensions: modules that register the hardware types of the workers.
+        preload: modules that the template of the workers imports before it forks the first one.
         again: True if failed workers are restarted, and therefore constructed again.
         detach: True if the head becomes the owner of the group when all workers are constructed.
         constructed: worker id of each constructed worker, by rank.
@@ -124,6 +125,7 @@ class Construction(msgspec.Struct):
     parts: Sequence[Buffer]
     max_concurrency: int
     extensions: Sequence[Extension] = ()
+    preload: Sequence[str] = ()
     again: bool = False
     detach: bool = False
     constructed: dict[int, str] = msgspec.field(default_factory=dict)

@@ -132,9 +132,11 @@ class GroupProgress:
                 reply = await self._runtime.ask(AskNode(ids[rank], question), NodeAnswered, ANSWER_S)
                 found |= {one.id: progress.doing(one) for one in answer_of(reply, StackAnswer).workers}
         texts = []
+        preload = " and ".join(group.preload)
+        unborn = f"waits for its interpreter, which first imports {preload}" if preload else "waits for its interpreter"
         for peer in late:
             state = begun.get(peer.rank)
-            what = "waits for its interpreter" if state is None else found.get(state.id, "is constructed")
+            what = unborn if state is None else found.get(state.id, "is constructed")
             texts.append(f"{peer.name} on {peer.node} {what}")
         return texts
 
@@ -145,7 +147,7 @@ def _is_shown(group: RemoteGroup) -> bool:
 
 def _all_of(group: RemoteGroup) -> str:
     channel = group.name.removeprefix(CHANNEL_GROUPS)
-    what, of = ("worker", channel) if channel == group.name else ("host", f"channel {channel}")
+    what, of = ("worker", channel) if channel == group.name else ("process", f"channel {channel}")
     return f"{counted(len(group.peers), what)} of {of}"
 
 

@@ -64,6 +64,7 @@ class RemoteGroup(ResizableGroup):
         came_up: False if the group could not be constructed.
         relays: the relays by which workers of other nodes are called; None if they are called directly.
         launched: a worker id of each rank, by which the head recognizes the group.
+        preload: modules that the template of its workers imports first, as far as this process knows.
         patience_s: seconds for which a look-up of the group waits at the head if the launch has not arrived there yet.
         takes_running: True if the launch may return a running group of the same name (get_if_exists). Until the head
             has answered, this process does not know which group it is.
@@ -109,6 +110,7 @@ class RemoteGroup(ResizableGroup):
         self.patience_s = 0.0
         self.takes_running = False
         self.owned = construction is not None
+        self.preload: Sequence[str] = construction.preload if construction is not None else ()
         self._host = host
         self._construction = construction
         self._on_failure = on_failure

@@ -39,9 +39,9 @@ class BoardCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         board = self._board
         sample, status = board.sample, board.sample.status
-        yield _gauge("up", "1 if the head has answered the last round of questions", [((), float(status is not None))])
-        yield _gauge("round_age_seconds", "Age of the last round", [((), max(0.0, time.monotonic() - sample.clock))])
-        yield _gauge("round_seconds", "Duration of the last round", [((), sample.took_s)])
+        yield _gauge("up", "1 if the head has answered the last poll", [((), float(status is not None))])
+        yield _gauge("poll_age_seconds", "Age of the last poll", [((), max(0.0, time.monotonic() - sample.clock))])
+        yield _gauge("poll_seconds", "Duration of the last poll", [((), sample.took_s)])
         kinds = [((kind,), float(count)) for kind, count in board.event_counts.items()]
         yield _counter("events", "Events in the head's event log when this process began, and since", kinds, ("kind",))
         if status is not None:
@@ -104,7 +104,7 @@ def _of_nodes(nodes: list[NodeView]) -> Iterator[Metric]:
     up = [((node.name,), float(node.state.state in ("ready", "draining"))) for node in nodes]
     yield _gauge("node_up", "1 if the node is ready or draining", up, NODE)
     answers = [((node.name,), float(node.figures is not None)) for node in nodes]
-    yield _gauge("node_answers", "1 if the node has answered the last round with its figures", answers, NODE)
+    yield _gauge("node_answers", "1 if the node has answered the last poll with its figures", answers, NODE)
     yield _gauge("node_last_seen_seconds", "Age of the node's last message", _each(nodes, "last_seen_s"), NODE)
     yield _gauge(
         "node_faults",
@@ -188,8 +188,8 @@ def _of_workers(workers: list[WorkerView], nodes: list[NodeView]) -> Iterator[Me
     for name, help, attribute in (
         ("worker_queued_calls", "Calls that wait for their turn", "queued"),
         ("worker_current_call_seconds", "Time for which the longest call has been running", "call_s"),
-        ("worker_unacknowledged_bytes", "Bytes that receivers have not returned as credit", "unacknowledged_bytes"),
-        ("worker_messages_waiting", "Messages that wait for credit", "waiting_messages"),
+        ("worker_unacknowledged_bytes", "Bytes sent that receivers have not acknowledged", "unacknowledged_bytes"),
+        ("worker_messages_waiting", "Messages that wait for room at their receivers", "waiting_messages"),
         ("worker_loop_lag_seconds", "Time until the worker's I/O thread had a question", "delay_s"),
     ):
         yield _gauge(name, help, [(one, float(getattr(figures, attribute))) for one, figures in known], WORKER)

@@ -246,7 +246,7 @@ def decode(parts: AuthenticatedParts, given: Sequence[Any] = ()) -> Any:
         Exception: any error of unpickling, such as ImportError for a module that is missing here.
     """
     if type(parts) is not AuthenticatedParts:
-        raise TypeError(f"refused to unpickle a {type(parts).__name__}: only what a member of this job sent is read")
+        raise TypeError(f"refused to unpickle a {type(parts).__name__}: only what a process of this job sent is read")
     if not parts:
         return None
     head = parts[0]

@@ -91,7 +91,7 @@ class _Ending:
         try:
             group = await self._runtime.groups.find(self._runtime.namespace, self._group)
         except RlinfActorsError as error:
-            log.warning("this host of a closed channel runs until its creator ends: %s", error)
+            log.warning("this process of a closed channel runs until its creator ends: %s", error)
             return
         for peer in group.peers[1:]:
             peer.on_gone(self._gone)  # the head tells
@@ -114,6 +114,6 @@ class _Ending:
             self._runtime.io.submit(close()).result()
             self._runtime.close()
         except BaseException:
-            log.exception("the host of a closed channel did not end well")
+            log.exception("the process of a closed channel did not end well")
             os._exit(1)
         os._exit(0)

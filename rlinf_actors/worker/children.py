@@ -195,7 +195,7 @@ class _Connection:
                 try_send(self._socket, packets.Registered())
                 self._children.registered(self)
         except RemoteWireError as error:
-            log.warning("process %d, a child of this worker, is no member: %s", self._process.pid, error)
+            log.warning("process %d, a child of this worker, cannot take part in its job: %s", self._process.pid, error)
             self._leave(ExitReport("exited", reason="it sent an invalid packet"))
 
     def tell(self, packet: NodeRegistered) -> None:

@@ -33,7 +33,7 @@ def refusal(join: frames.Join, name: str, worker_id: str, token: str) -> Refusal
         versions = f"{join.name} is rlinf-actors {join.version} ({theirs}), {name} is {version.VERSION}"
         return Refusal("protocol", f"{versions} ({ours}): {advice}", f"it speaks {theirs}, not {ours}")
     if not hmac.compare_digest(join.token.encode(), token.encode()):
-        text = f"{join.name} is not a member of the job of {name}"
+        text = f"{join.name} does not belong to the job of {name}"
         return Refusal("authentication", text, "it does not have its job's token")
     if join.worker_id != worker_id:
         text = f"{join.name} looked for another worker at this address"

@@ -347,7 +347,7 @@ class Messaging:
         if context is None or not here or (address is not context.address and address != context.address):
             raise UsageError(
                 f"{what} of {self._worker_name} was called in process {os.getpid()}, which is not its own. A process "
-                "that a worker has started becomes a member when it constructs "
+                "that a worker has started takes part when it has constructed "
                 "Worker(parent_address=worker.worker_address, world_size=..., rank=...) and has the worker's "
                 f"{CHILDREN} in its environment"
             )

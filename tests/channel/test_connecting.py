@@ -193,6 +193,6 @@ class TestReplicas:
         world.link(user)
         world.host_dies()
         for work in works:
-            with pytest.raises(Exception, match="host of channel 'q' died"):
+            with pytest.raises(Exception, match="process that held it died"):
                 await work
         assert not user.channel._placements

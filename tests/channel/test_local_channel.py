@@ -170,7 +170,7 @@ def test_older_code_makes_a_channel_of_a_local_channel():
     channel._initialize("old", None, None, None, local_channel=LocalChannel(maxsize=1), maxsize=1)
     channel.put(1)
     assert (channel.full(), channel.is_local, channel.maxsize, channel._distributed) == (True, True, 1, False)
-    with pytest.raises(UsageError, match="'x' has no hosts"):
+    with pytest.raises(UsageError, match="'x' has no process that holds it"):
         Channel()._initialize("x", None)
 
 

@@ -275,9 +275,9 @@ OWNER_KILLED = {
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ({"kind": "signalled", "signal": 9}, "host of channel 'q' died.*SIGKILL"),
-        ({"kind": "exited", "exit_code": 143}, "host of channel 'q' died"),
-        ({"kind": "node_lost", "reason": "node n2: silent"}, "host of channel 'q' died.*n2"),
+        ({"kind": "signalled", "signal": 9}, "process that held it died.*SIGKILL"),
+        ({"kind": "exited", "exit_code": 143}, "process that held it died"),
+        ({"kind": "node_lost", "reason": "node n2: silent"}, "process that held it died.*n2"),
         ({"kind": "stopped"}, "'q' is broken.*was stopped"),
         (OWNER_KILLED, "'q' is broken.*maker:0 on node n1.*SIGKILL"),
     ],
@@ -391,7 +391,7 @@ class TestOutgoing:
         await works[0]
         world.host_dies()
         for work in works[1:]:
-            with pytest.raises(ChannelBrokenError, match="host of channel 'q' died"):
+            with pytest.raises(ChannelBrokenError, match="process that held it died"):
                 await work
         assert user.channel.put_window.nbytes == 0
 

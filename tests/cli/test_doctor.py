@@ -95,7 +95,7 @@ def test_good_machine_passes_all_checks():
         ({"run_parent": Directory("/" + 70 * "x", 0o700)}, "run_dir", "warn", "71 bytes long", "RLINF_ACTORS_RUN_DIR"),
         ({"memfd": "Cannot allocate memory"}, "shared_memory", "warn", "Cannot allocate", "memory limit"),
         ({"peers": "PermissionError: …"}, "shared_memory", "warn", "one another's memory", "SYS_PTRACE"),
-        ({"cgroups": Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})}, "cgroup", "warn", "brand", "this"),
+        ({"cgroups": Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})}, "cgroup", "warn", "mark", "this"),
         ({"cgroups": Roots("/w", ("pids",), why={"memory": "that"})}, "memory_limit", "warn", "cannot hold", "that"),
         ({"cgroup_error": "is '/x', which is no directory"}, "cgroup", "fail", "no directory", "agentd.toml"),
         ({"head_error": "no answer in 5 s"}, "head", "fail", "no answer", "agentd --head --listen 10.0.0.1:6380"),

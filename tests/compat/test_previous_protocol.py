@@ -163,9 +163,9 @@ def test_head_of_the_previous_protocol_accepts_newer_nodes_and_drivers(versions,
             list(plainly.execute_on(0).numbers(3))
         channel = Channel.create("old", node_rank=0)
         channel.put("kept")
-        with pytest.raises(ProtocolMismatchError, match=r"take\(\) needs a host of protocol 7"):
+        with pytest.raises(ProtocolMismatchError, match=r"take\(\) needs protocol 7"):
             channel.take().__enter__()
-        with pytest.raises(ProtocolMismatchError, match=r"undeliverable\(\) needs a host of protocol 7"):
+        with pytest.raises(ProtocolMismatchError, match=r"undeliverable\(\) needs protocol 7"):
             channel.undeliverable(drain=True)
         assert "['kept']" in channel.describe()
         assert channel.get() == "kept"

@@ -64,10 +64,10 @@ def test_another_protocol_is_refused_with_both_versions_named():
         ({"role": "king"}, "'king' is no role"),
         ({"namespace": ""}, "'' cannot be a namespace's name"),
         ({"role": "worker", "worker_id": "w9", "token": "token1"}, "worker 'w9' is not known"),
-        ({"role": "worker", "worker_id": "g-0", "token": "guess"}, "no member of namespace 'ns'"),
+        ({"role": "worker", "worker_id": "g-0", "token": "guess"}, "does not belong to the job of namespace 'ns'"),
         (
             {"role": "worker", "worker_id": "g-0", "token": "token1", "namespace": "else"},
-            "no member of namespace 'else'",
+            "does not belong to the job of namespace 'else'",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_children_of_a_worker_are_clients_beside_it_and_end_with_it():
         ({"worker_id": "g-1"}, "worker 'g-1' is no child of worker 'g-0'"),
         ({"worker_id": "g-0"}, "worker 'g-0' is no child of worker 'g-0'"),
         ({"parent": "g-9", "worker_id": "g-9_1"}, "worker 'g-9' is not known here"),
-        ({"token": "guess"}, "no member of namespace 'ns'"),
+        ({"token": "guess"}, "does not belong to the job of namespace 'ns'"),
     ],
 )
 def test_process_that_is_no_child_of_the_worker_is_refused(fields, text):

@@ -90,7 +90,7 @@ async def test_member_beyond_its_bytes_is_refused_by_name_of_the_limit(head, con
     monkeypatch.setattr(fair_inbox, "HELD_BYTES", 1 << 20)
     bad, good = await head.listed("driver", "bad"), await head.listed("driver", "good")
     text = await flood(connection(context, head, bad), asks(20_000), head, "driver 'bad'", "wait to be handled")
-    assert "the most of one member: its connection is closed" in text
+    assert "the most of one process: its connection is closed" in text
     client = head.client(good)
     assert await client.request(driver_hello("i1", "good"), 10, first=True)
     assert await client.request(GetStatus(), 10)

@@ -193,7 +193,7 @@ TCP = [
     (another_jobs_key,     WORKERS, CLOSED,                           NOT_OURS),
     (another_clusters_job, HEADS,   CLOSED,                           "127.0.0.1: key {key} is not listed"),
     (another_clusters_job, WORKERS, CLOSED,                           NOT_OURS),
-    (jobs_key_alone,       WORKERS, "is not a member of the job",     "refused the link 'driver:x': it does not have"),
+    (jobs_key_alone,       WORKERS, "does not belong to the job",     "refused the link 'driver:x': it does not have"),
 ]  # fmt: skip
 """At the head, another node's key is `another_nodes_key`, and the job's own key is admitted. A worker knows one key
 only: all others are keys of no member of its job."""
@@ -340,7 +340,7 @@ async def test_another_user_is_refused_on_a_unix_socket(
 
 async def test_this_user_without_the_token_is_refused_on_a_unix_socket(world: World) -> None:
     told = await world.worker.join(Security(), token="a guess", at=f"ipc://{world.place}/w")
-    assert "is not a member of the job of g:0" in told
+    assert "does not belong to the job of g:0" in told
     await world.worker.logged("refused the link 'driver:x': it does not have its job's token")
 
 

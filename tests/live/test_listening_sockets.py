@@ -104,7 +104,7 @@ def check_refusals(group: Any, local: LocalCluster, sockets: list[Listening]) ->
     templates = [path for path in by_path if Path(path).parent.name == "t"]
     for path in workers:
         for network in (ZmqNetwork, LocalNetwork):
-            assert "is not a member of the job of counters" in asyncio.run(joined(f"ipc://{path}", network))
+            assert "does not belong to the job of counters" in asyncio.run(joined(f"ipc://{path}", network))
     for path in templates:
         with by_path[path].connect() as stranger:
             stranger.sendall(b"this is no agentd")

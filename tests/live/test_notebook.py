@@ -109,12 +109,12 @@ async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypat
         host = host_pid(channel)
         os.kill(host, signal.SIGSTOP)
         monkeypatch.setattr(inspection, "SHOWN_S", 0.5)
-        assert ["items", "not known: the host has not answered within 0.5 s"] in shown(channel).rows
+        assert ["items", "not known: its process has not answered within 0.5 s"] in shown(channel).rows
         os.kill(host, signal.SIGKILL)
         with pytest.raises(ChannelBrokenError):
             await channel.get(async_op=True)
         (broken,) = [cells[1] for cells in shown(channel).rows if cells[0] == "items"]
-        assert "the host of channel 'items' died" in broken
+        assert "the process that held it died" in broken
     page = page_of([*zip(CELLS, tables, strict=True)])
     here = (os.uname().nodename, sys.executable, node[headings.index("hardware")])
     for found, shown_as in zip(here, ("lab", "/opt/venv/bin/python", "none"), strict=True):

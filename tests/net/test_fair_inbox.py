@@ -127,7 +127,7 @@ def test_member_beyond_its_bytes_is_refused_and_its_heavy_connections_closed(
     kit.send("worker", GetStatus(), key="job")
     while not kit.refused:
         kit.send("bad", GetStatus(), key="job", times=500)
-    assert "wait to be handled by the head, the most of one member" in kit.refused[0][1]
+    assert "wait to be handled by the head, the most of one process" in kit.refused[0][1]
     assert kit.closed == [b"bad"]
     kit.send("bad", GetStatus(), key="job")
     kit.send("other", GetStatus())

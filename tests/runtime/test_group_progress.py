@@ -30,7 +30,7 @@ def group(name: str, *states: str, up: int = 0) -> Group:
     known = {rank: WorkerState(f"{name}-{rank}", rank, rank, "ip", state) for rank, state in enumerate(states)}
     return Group(
         name=name, namespace="job", owned=True, closing=False, peers=peers, states=known, _late=lambda: peers[up:],
-        ready=Promise("ready"), gone=Promise("gone"),
+        ready=Promise("ready"), gone=Promise("gone"), preload=("numpy",),
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ async def shown(monkeypatch):
 async def test_late_workers_are_described(shown):
     shown.add(group("actor", "running", "starting", "running", up=1))
     assert await shown._look(False) == Facts("1 of 3 workers of actor up")
-    late = "actor:1 on gpu-1 waits for its interpreter, actor:2 on gpu-2 imports torch"
+    late = "actor:1 on gpu-1 waits for its interpreter, which first imports numpy, actor:2 on gpu-2 imports torch"
     assert await shown._look(True) == Facts("1 of 3 workers of actor up", late)
 
 

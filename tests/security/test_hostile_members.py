@@ -35,4 +35,4 @@ def test_hostile_members_take_no_lease_and_are_told_which_rule_refuses_them(requ
     assert outcome["renewals"] < lease_s
     refused = [line for line in outcome["log"] if line.startswith("refused")]
     assert refused
-    assert [line for line in refused if "hostile" not in line and "has exceeded its budget" not in line] == []
+    assert [line for line in refused if "hostile" not in line and "have exceeded their budget" not in line] == []

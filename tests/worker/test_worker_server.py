@@ -178,7 +178,7 @@ async def test_failed_constructor_fails_earlier_and_later_calls(ends):
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
-        ({"token": "guess"}, "authentication", "is not a member of the job"),
+        ({"token": "guess"}, "authentication", "does not belong to the job"),
         ({"worker_id": "id-9"}, "authentication", "looked for another worker"),
         ({"protocol": PROTOCOL + 1}, "protocol", rf"\(protocol {PROTOCOL + 1}\), .*: upgrade the node of g:0"),
         ({"protocol": OLDEST - 1}, "protocol", rf"\(protocol {OLDEST - 1}\), .*: upgrade driver"),

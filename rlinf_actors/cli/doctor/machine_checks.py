@@ -228,7 +228,7 @@ def cgroups(machine: MachineFacts) -> list[Finding]:
             Finding("cgroup", PASS, f"each worker {whose} gets a cgroup in {roots.unified}: no process outlives it")
         )
     else:
-        text = f"workers {whose} get no cgroup (v2): processes that they leave are found only by their brand"
+        text = f"workers {whose} get no cgroup (v2): processes that they leave are found only by an inherited mark"
         found.append(Finding("cgroup", WARN, text, roots.why.get("cgroup", "")))
     for name, option in (("memory", "memory_limit"), ("pids", "pids_limit")):
         if name in roots.why:

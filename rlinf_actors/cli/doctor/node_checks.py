@@ -131,7 +131,7 @@ def worker_cgroups(facts: NodeFacts) -> list[Finding]:
     """Which cgroups and limits workers of a node get: warns, with what is missing."""
     found = []
     if not facts.cgroup:
-        text = "workers get no cgroup (v2): processes that they leave are found only by their brand"
+        text = "workers get no cgroup (v2): processes that they leave are found only by an inherited mark"
         found.append(Finding("cgroup", WARN, text, facts.cgroup_why.get("cgroup", "see its log")))
     for name, option in (("memory", "memory_limit"), ("pids", "pids_limit")):
         if name in facts.cgroup_why:

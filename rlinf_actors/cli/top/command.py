@@ -41,7 +41,7 @@ APART_S = 1.1
 @click.option("--filter", "query", default="", metavar="WORDS", help="Only rows that have each of the words.")
 @click.option(
     "--every", "every_s", type=Amount(min=1.0), default=2.0, show_default=True, metavar="SECONDS",
-    help="Time between two rounds of questions to the head and the nodes.",
+    help="Time between two polls of the head and the nodes.",
 )  # fmt: skip
 @head_option
 @json_option
