@@ -231,8 +231,7 @@ def _events(now: float) -> list[ClusterEvent]:
         for name, part in PARTS.items():
             if part.job == job and not name.startswith(CHANNEL_GROUPS):
                 group = Group(job, name, part.cls, driver.incarnation)
-                text = f"was launched: {part.cls}, ranks 0-{len(part.places) - 1}"
-                found.append((age - 6, event_log.of_group("group_launched", group, text)))
+                found.append((age - 6, event_log.of_launch(group, len(part.places))))
     name, _, rank = SHOWN_WORKER.rpartition(":")
     before, after = _worker(name, int(rank)), _worker(name, int(rank), 1)
     before.life, before.exit = WorkerLife.GONE, after.exit

@@ -343,6 +343,12 @@ def of_group(kind: EventKind, group: Group, text: str) -> LogEvent:
     return LogEvent(kind, f"{name} {text}", namespace=group.namespace, group=group.name)
 
 
+def of_launch(group: Group, ranks: int) -> LogEvent:
+    """Return the log entry for a group that was launched with *ranks* ranks."""
+    which = "rank 0" if ranks == 1 else f"ranks 0-{ranks - 1}"
+    return of_group("group_launched", group, f"was launched: {group.cls}, {which}")
+
+
 def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> LogEvent:
     spec = worker.spec
     process = f" (process {worker.pid})" if worker.pid else ""

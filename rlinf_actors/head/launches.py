@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.head.claims import ADVICE, IN_USE
 from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestReceived
-from rlinf_actors.head.event_log import of_group
+from rlinf_actors.head.event_log import of_launch
 from rlinf_actors.head.group_notices import MOST_STATES
 from rlinf_actors.head.group_slices import add_absent, states_of
 from rlinf_actors.head.launch_parts import LaunchParts
@@ -141,8 +141,7 @@ class Launches:
             raise
         group.launching = False
         self._try(self._lookups.of_group(*group.key))
-        text = f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"
-        self._head.emit(of_group("group_launched", group, text))
+        self._head.emit(of_launch(group, len(group.workers)))
         yield from self._head.group_slices.start_all(group, list(group.workers.values()))
         states = yield from states_of(group)
         return self.launched(client, group.state(token, states))

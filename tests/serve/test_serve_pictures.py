@@ -61,15 +61,6 @@ async def page_of(port: int, path: str) -> str:
         return await answer.text()
 
 
-async def test_pictures_have_the_words_of_their_pages():
-    async with served() as found:
-        for name, picture in PICTURES.items():
-            path = FOLDER / f"{name}.png"
-            page = await page_of(found.port, picture.path)
-            assert pictures.words_of_png(path) == pictures.words(page), f"{name}: {pictures.AGAIN}"
-            assert path.stat().st_size < pictures.MOST_BYTES, name
-
-
 @needs_chromium
 @pytest.mark.slow  # a browser takes seconds; the words are compared in each run
 @pytest.mark.skipif(not pictures.MAKES, reason="RLINF_ACTORS_TEST_PICTURES=1 writes them")
@@ -85,6 +76,15 @@ async def test_pictures_are_made():
             pictures.write_png(FOLDER / f"{name}.png", shot, await page_of(found.port, picture.path))
             await context.close()
         found.app.close()
+
+
+async def test_pictures_have_the_words_of_their_pages():
+    async with served() as found:
+        for name, picture in PICTURES.items():
+            path = FOLDER / f"{name}.png"
+            page = await page_of(found.port, picture.path)
+            assert pictures.words_of_png(path) == pictures.words(page), f"{name}: {pictures.AGAIN}"
+            assert path.stat().st_size < pictures.MOST_BYTES, name
 
 
 def test_shown_cluster_agrees_with_itself():
