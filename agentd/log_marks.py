@@ -6,7 +6,6 @@ it is searched, not read as a whole.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import struct
@@ -16,7 +15,7 @@ from typing import TypeVar
 
 from agentd.logs import opened
 from agentd.users import User, as_user
-from rlinf_actors.wire.log_values import MARK, MARKED_S, MARKS, MAX_LOG_JOBS, MAX_LOG_MARKS, LogMark
+from rlinf_actors.wire.log_values import MARK, MARKED_S, MARKS, MAX_LOG_JOBS, MAX_LOG_MARKS, MAX_TIME, LogMark
 
 T = TypeVar("T")
 
@@ -57,7 +56,7 @@ class Marks:
             if offset >= end:
                 break
             if len(found) == MAX_LOG_MARKS:
-                return found, offset
+                return found, offset if offset > begin else end  # they do not ascend: a worker wrote them
             found += self._mark(number)
         return found, end
 
@@ -73,7 +72,7 @@ class Marks:
 
     def _mark(self, number: int) -> list[LogMark]:
         time, offset, job = self[number]
-        possible = math.isfinite(time) and offset < 1 << 62
+        possible = 0 <= time <= MAX_TIME and offset < 1 << 62
         return [LogMark(offset, time, job.decode() if _JOB.fullmatch(job) else "")] if possible else []
 
 

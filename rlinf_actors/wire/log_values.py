@@ -36,6 +36,8 @@ MARK = struct.Struct("<dQ8s8x")
 """An entry of it: a time in seconds since the epoch, the size of the log file before the output of that time, and the
 id of the job (`job_id`). No entry is in two blocks of a disk, so a full disk leaves no part of one.
 """
+MAX_TIME = 1 << 37
+"""Latest time of a mark: calendars know the years up to 9999."""
 MARKED_S = 1.0
 """Shortest time between two marks of one job, in seconds."""
 
@@ -75,7 +77,7 @@ class LogMark(Value, frozen=True):
     """
 
     offset: Size
-    at: Number
+    at: Annotated[float, Meta(ge=0, le=MAX_TIME)]
     job: Name = ""
 
 

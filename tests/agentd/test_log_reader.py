@@ -209,6 +209,9 @@ async def test_output_since_a_time_is_found_with_its_times_and_jobs(scene, monke
     assert listed.jobs == [one, three]
     scene.write(f"old-0.out{MARKS}", MARK.pack(float("nan"), 2**64 - 1, b"\xff") + b"half")  # its user can do that
     assert (await scene.ask("old-0.out")).marks == [one, two, three, four]
+    scene.write("odd-0.out", b"all of it\n")
+    scene.write(f"odd-0.out{MARKS}", MARK.pack(1e300, 0, FIRST.encode()) + bytes(MARK.size * (MAX_LOG_MARKS + 1)))
+    assert (await scene.ask("odd-0.out")).data == b"all of it\n"
     answer = await scene.ask("old-0.out", offset=3)
     say(SECOND, b"rotates\n", limit=10)
     assert (await scene.ask("old-0.out", offset=answer.offset, inode=answer.inode)).data == b"rotates\n"
