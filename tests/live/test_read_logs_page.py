@@ -49,12 +49,14 @@ def test_commands_show_the_output_of_workers(local_cluster, monkeypatch, capsys)
         group.say().wait()
         group.shutdown()
     found = {}
+    capsys.readouterr()
+    assert app.run(["logs", "actor:3", "-n", "1", "--json"]) == 0
+    id = json.loads(capsys.readouterr().out.splitlines()[0])["job_id"]
     for command in COMMANDS:
         if command.startswith("rlinf-actors logs"):
-            capsys.readouterr()
-            assert app.run(shlex.split(command.replace("gpu-1", "node0"))[1:]) == 0
+            assert app.run(shlex.split(command.replace("gpu-1", "node0").replace("6b8d35cb", id))[1:]) == 0
             found[command] = capsys.readouterr().out
-    assert len(found) == 9
+    assert len(found) == 11
     for command, text in found.items():
         assert "to stderr of 3" in text, command
         assert ("to stdout of 3" in text) is ("--stderr" not in command), command
