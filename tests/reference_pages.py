@@ -180,7 +180,7 @@ def cli() -> str:
         settings = {**command.context_settings, "terminal_width": 100}  # with -h, as when the program runs
         with click.Context(command, parent, path.rpartition(" ")[2], **settings) as context:
             show(path, command.get_help(context))
-            if isinstance(command, click.Group):
+            if isinstance(command, click.Group) and path != "rlinf-actors group list":  # whose `stop` is `group stop`
                 for name in [one for one in command.list_commands(context) if one != "estop"]:
                     below = command.get_command(context, name)
                     assert below is not None

@@ -38,7 +38,7 @@ def channel() -> None:
 @head_option
 @json_option
 def list_channels(job: str, head: str | None, as_json: bool) -> None:
-    """List the channels: one row for each host. A distributed channel has a host on each node."""
+    """List the channels: one row for each process that holds one. A distributed channel has a process on each node."""
     endpoint, status = status_of(head)
     rows = channel_rows(endpoint, status, job)
     if as_json:
@@ -57,7 +57,9 @@ def list_channels(job: str, head: str | None, as_json: bool) -> None:
 @head_option
 @json_option
 def show(name: str, job: str, head: str | None, as_json: bool) -> None:
-    """Show a channel: for each host items and bytes of the 32 keys with the most items and requests, and who waits."""
+    """Show a channel: items and bytes of the 32 keys with the most items and requests, and who waits. A distributed
+    channel has them for each of its processes.
+    """
     endpoint, status = status_of(head)
     every = channel_rows(endpoint, status, job)
     rows = [row for row in every if row["name"] == name]
