@@ -140,7 +140,7 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
             "no group is running",
         )
     does = f"ends the cluster at {endpoint}, with {counted(len(groups), 'group')}"
-    confirm(yes, does, f"End these and the head at {endpoint}?", can_ask=not as_json)
+    confirm(yes, does, f"End {'these and ' if groups else ''}the head at {endpoint}?", can_ask=not as_json)
     ask_head(endpoint, StopCluster(by=who(), reason=reason), Done, STOP_S, partial(ending, status.groups))
     if as_json:
         show_json({"head": endpoint, "groups": groups})

@@ -230,8 +230,9 @@ def enroll(
         token = JoinToken(where, answer.head, pair, role, name).text()
         command = f"rlinf-actors keys join {token}" if role != "agent" else f"agentd --connect {where} --token {token}"
         data |= {"token": token, "expires_s": TOKEN_S, "command": command}
-        note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: {command}")
-    show(as_json, data, data.get("token") or file)
+        note(f"on {name}, within {TOKEN_S / 60:.0f} minutes:\n{command}")
+    if as_json or file is not None or not (sys.stdout.isatty() and sys.stderr.isatty()):  # else the note has the token
+        show(as_json, data, data.get("token") or file)
     warn(answer.warning)
 
 
@@ -255,11 +256,11 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
     # on loopback, keys of a cluster elsewhere are not looked for
     named = f"{KEY_FILE}={key.path} " if is_loopback(split_address(content.address, job.PATH)[0]) else ""
     if key.role == "agent":
-        note(f"{key.name} is listed; start it: {named}agentd --connect {content.address}")
+        note(f"{key.name} is listed; start it:\n{named}agentd --connect {content.address}")
     elif key.role == "viewer":
-        note(f"viewer {key.name} is listed; start it: {named}rlinf-actors serve --head {content.address}")
+        note(f"viewer {key.name} is listed; start it:\n{named}rlinf-actors serve --head {content.address}")
     else:
-        note(f"driver {key.name} is listed; for scripts: export {named}RLINF_HEAD={content.address}")
+        note(f"driver {key.name} is listed; for scripts:\nexport {named}RLINF_HEAD={content.address}")
 
 
 @keys.command("list")

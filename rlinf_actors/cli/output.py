@@ -80,15 +80,25 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty:
     """Print a table on stdout: drawn by rich if stdout is a terminal and the extra [cli] is installed, otherwise as
     plain aligned columns.
 
-    On a terminal, a cell whose text is a known state is coloured. If there are no rows, *empty* is printed on stderr
-    instead of a table.
+    On a terminal, a cell whose text is a known state is coloured. A terminal that is too narrow for whole words gets a
+    line for each cell that has a value. If there are no rows, *empty* is printed on stderr instead of a table.
     """
     if not rows:
         note(empty)
         return
     texts = [[plain(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty() and _draw(headings, texts):
-        return
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        fitting = _widths(headings, texts, columns)
+        if fitting is None:
+            for number, cells in enumerate(texts):
+                if number:
+                    echo()
+                shown = {name: cell for name, cell in zip(headings, cells, strict=True) if cell not in ("", "-")}
+                show_fields(shown or {headings[0]: cells[0]})
+            return
+        if _draw(headings, texts, fitting, columns):
+            return
     widths = [max(len(row[column]) for row in (headings, *texts)) for column in range(len(headings))]
     for row in (headings, *texts):
         echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -104,11 +114,11 @@ def show_fields(fields: Mapping[str, object]) -> None:
 
 
 def folded(line: str, indent: int) -> str:
-    """Return a line for stdout. In a terminal it is folded between words, and what follows is indented; elsewhere it
-    stays one line.
+    """Return a line for stdout. In a terminal it is folded between words, and what follows is indented. Elsewhere it
+    stays one line, and so does one of a single word after the indent, such as a key.
     """
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    if len(line) <= columns or columns < 2 * indent:
+    if len(line) <= columns or columns < 2 * indent or " " not in line[indent:]:
         return line
     return textwrap.fill(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
@@ -166,31 +176,33 @@ def size(value: int) -> str:
     return f"{value / 2**30:.0f} GiB" if value else "-"
 
 
-def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], columns: int) -> bool:
     """Draw a table on stdout by rich. Return False, and draw nothing, if rich is not installed."""
     try:
         from rich.console import Console
     except ModuleNotFoundError:
         return False
     colours: Literal["auto"] | None = "auto" if takes_sequences(sys.stdout) else None  # else rich keeps bold headings
-    console = Console(highlight=False, color_system=colours)
+    console = Console(highlight=False, color_system=colours, width=columns)
     table = drawn_table(headings, rows)
-    for column, width in zip(table.columns, _widths(headings, rows, console.width), strict=False):
+    for column, width in zip(table.columns, widths, strict=False):
         column.width = width
     console.print(table)
     return True
 
 
-def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[int]:
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[int] | None:
     """Return the widths of a table's columns with which it fits into so many columns of a terminal and no word is
-    broken; [] if the table fits anyway, or if words must be broken.
+    broken; [] if the table fits anyway, None if words must be broken.
     """
     cells = list(zip(headings, *rows, strict=True))
     widths = [max(map(len, column)) for column in cells]
     least = [max(map(len, " ".join(column).split()), default=0) for column in cells]
     room = columns - 2 * (len(widths) - 1)
-    if sum(widths) <= room or sum(least) > room:
+    if sum(widths) <= room:
         return []
+    if sum(least) > room:
+        return None
     while sum(widths) > room:
         at = max(range(len(widths)), key=lambda n: widths[n] - least[n])
         widths[at] -= 1

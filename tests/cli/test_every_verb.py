@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import click
 import pytest
-from terminal import terminal
+from terminal import COMMAND, terminal
 from test_json_page import keys_of
 
 from rlinf_actors import AsyncWork, Channel, NodePlacementStrategy, Worker
+from rlinf_actors.cli import app as main
 from rlinf_actors.cli.app import app
 from rlinf_actors.testing import LocalCluster
 
@@ -59,32 +60,33 @@ CHANGING = (
 )
 """Verbs that change the cluster, in the order in which they are run. MODE is a group."""
 MODES = ("terminal", "pipe")
-KEYS = (
+FILES = (
     "keys init --name kim",
     "keys enroll n1 --file KEY --state-dir STATE",
     "keys list --state-dir STATE",
     "keys revoke n1 --state-dir STATE",
+    "keys trust 3[$uiMpVZcRA4k>3q3BU!Mk&E9=H2Q}Yb)nZnXbK",
+    "units install --dir UNITS",
+    "units uninstall --dir UNITS --yes",
+    "dropin --check CONF",
 )
-"""Verbs that change the keys of a head that does not run."""
+"""Verbs that change or read files only, such as the keys of a head that does not run."""
 OTHERS = {
     "attach": "talks to a debugger: test_attach_command.py test_terminal_detaches_and_is_told_of_the_workers_death",
-    "dropin": "runs another program: test_dropin_command.py test_the_command_and_its_children_have_the_door",
     "estop": "is no verb of click: test_estop.py test_enter_on_a_terminal_stops_and_control_d_disarms",
     "group list stop": "is `group stop`: test_groups_command.py test_a_group_is_ended_by_its_name",
     "groups stop": "is `group stop`: test_groups_command.py test_a_group_is_ended_by_its_name",
-    "head": "goes on: test_head_alone.py test_an_emergency_stop_and_a_higher_epoch_survive_kill_9",
-    "head stop": "ends the cluster: ../live/test_head_restarts.py test_head_stop_ends_the_cluster_for_good",
+    "head": "goes on: test_every_verb.py test_a_head_with_keys_in_narrow_terminals",
+    "head stop": "ends the cluster: test_every_verb.py test_a_head_with_keys_in_narrow_terminals",
     "job stop": "ends the job: test_job_command.py test_a_job_is_shown_and_ended_while_its_driver_goes_on",
-    "keys join": "needs a head with keys: ../live/test_keyed_cluster.py test_join_token_can_be_used_once",
-    "keys rotate": "needs a head with keys: test_keys_command.py test_a_member_rotates_its_own_key",
-    "keys trust": "needs another key of the head: test_keys_command.py test_trust_accepts_a_new_head_key",
+    "keys join": "needs a head with keys: test_every_verb.py test_a_head_with_keys_in_narrow_terminals",
+    "keys rotate": "needs a head with keys: test_every_verb.py test_a_head_with_keys_in_narrow_terminals",
     "run": "runs another program: test_run_command.py test_ctrl_c_reaches_the_program_once",
-    "serve": "goes on: ../serve/test_serve_command.py test_dashboard_and_alerts_are_printed_as_they_are",
-    "units install": "changes the machine: ../systemd/test_units.py test_install_lists_written_files_and_next_steps",
-    "units uninstall": "changes the machine: "
-    "../systemd/test_units.py test_uninstall_removes_written_files_and_keeps_changed_ones",
+    "serve": "goes on: test_every_verb.py test_a_head_with_keys_in_narrow_terminals",
 }
-"""Why other verbs are not run here, and the test that runs each."""
+"""Why other verbs are not in these tables, and the test that runs each in a terminal."""
+TERMINALS = ("terminal(", "openpty(")
+"""What a test calls that runs a verb in a terminal."""
 RUN = """
 import json, sys
 from rlinf_actors.cli import app
@@ -135,7 +137,7 @@ def local(tmp_path_factory) -> Iterator[dict[str, str]]:
         waits.wait()
 
 
-GIVEN = ("CONF", "MODE", "KEY", "STATE", "TRACE")
+GIVEN = ("CONF", "MODE", "KEY", "STATE", "TRACE", "UNITS")
 """Words of verbs that stand for values of this process's environment."""
 
 
@@ -178,11 +180,12 @@ def test_every_verb_is_in_the_table_or_has_its_own_test():
             walk(one, (*path, name), context)
 
     walk(app, (), click.Context(app))
-    run = {name for name in found if any(f"{verb} ".startswith(f"{name} ") for verb in (*ASKING, *CHANGING, *KEYS))}
+    run = {name for name in found if any(f"{verb} ".startswith(f"{name} ") for verb in (*ASKING, *CHANGING, *FILES))}
     assert found - run == set(OTHERS)
     for verb, why in OTHERS.items():
         file, test = why.split(": ")[1].split()
-        assert f"def {test}(" in (Path(__file__).parent / file).read_text(), verb
+        body = (Path(__file__).parent / file).read_text().partition(f"def {test}(")[2].partition("\ndef ")[0]
+        assert any(called in body for called in TERMINALS), verb
 
 
 def test_piped_output_has_no_escape_sequence(local):
@@ -210,9 +213,9 @@ def test_a_terminal_that_wants_no_escape_sequences_gets_none(local, variable, na
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_changes_something_says_it_in_a_terminal_and_piped(local, tmp_path, mode):
-    files = {"KEY": f"{tmp_path}/n1.key", "STATE": f"{tmp_path}/state", "TRACE": f"{tmp_path}/trace.json"}
-    env = {**local, **files, "MODE": mode, "NO_COLOR": "1"}
-    for names, more in ((CHANGING, {}), (KEYS, {"RLINF_ACTORS_KEYS": f"{tmp_path}/keys"})):
+    files = {"KEY": "n1.key", "STATE": "state", "TRACE": "trace.json", "UNITS": "units"}
+    env = {**local, **{name: f"{tmp_path}/{file}" for name, file in files.items()}, "MODE": mode, "NO_COLOR": "1"}
+    for names, more in ((CHANGING, {}), (FILES, {"RLINF_ACTORS_KEYS": f"{tmp_path}/keys"})):
         given = json.dumps(verbs(env, names=[*names]))
         command = [sys.executable, "-c", RUN, given]
         if mode == "pipe":
@@ -226,6 +229,55 @@ def test_what_changes_something_says_it_in_a_terminal_and_piped(local, tmp_path,
         for name, one in said.items():
             assert "\x1b" not in one.out + errors, name
             assert one.out.strip() or errors, name
+
+
+def test_a_head_with_keys_in_narrow_terminals(tmp_path, monkeypatch, capsys):
+    for name in ("RLINF_HEAD", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"KEYS": "keys", "RUN_DIR": "run"}.items():
+        monkeypatch.setenv(f"RLINF_ACTORS_{name}", str(tmp_path / value))
+    assert main.run(["keys", "init", "--name", "kim"]) == 0
+    narrow = ("COLUMNS=40", "NO_COLOR=1", *COMMAND)
+    with terminal(
+        *narrow, "head", "--listen", "127.0.0.1:0", "--state-dir", f"{tmp_path}/state", command=["env"]
+    ) as head:
+        head.until("; nodes join by: ")
+        address = re.findall(r"the head listens on (\S+);", head.shown)[0]
+        capsys.readouterr()
+        assert main.run(["keys", "enroll", "n2", "--head", address, "--json"]) == 0
+        token = json.loads(capsys.readouterr().out)["token"]
+        assert main.run(["keys", "enroll", "n3", "--head", address, "--viewer", "--file", f"{tmp_path}/n3.key"]) == 0
+        asked = json.dumps([
+            ["keys", "join", token, "--dir", f"{tmp_path}/n2"],
+            ["keys", "rotate", "--dir", f"{tmp_path}/n2", "--head", address],
+            ["keys", "list", "--head", address],
+            ["keys", "enroll", "n4", "--head", address],
+        ])  # fmt: skip
+        with terminal(*narrow[:2], sys.executable, "-c", RUN, asked, command=["env"]) as shown:
+            assert shown.end() == 0, shown.shown
+        joined, rotated, listed, enrolled = parts(["join", "rotate", "list", "enroll"], shown.shown).values()
+        assert "n2 is listed; start it:\n" in joined.out
+        assert "the old key is valid for 24 h" in rotated.out
+        assert re.search(r"^NAME +n2\n(.+\n)*STATE +retiring\n(.+\n)*\nNAME +n2\n", listed.out, re.M), listed.out
+        assert max(map(len, listed.out.split("\n"))) <= 40
+        assert enrolled.out.count("rlinf-join-") == 1, "the command has the token"
+        (tmp_path / "n3").mkdir(mode=0o700)
+        (tmp_path / "n3.key").rename(tmp_path / "n3" / "viewer.key")
+        of_viewer = f"RLINF_ACTORS_KEYS={tmp_path}/n3"
+        with terminal(
+            of_viewer, *narrow, "serve", "--listen", "127.0.0.1:0", "--head", address, command=["env"]
+        ) as page:
+            page.until("Ctrl-C ends it")
+            assert "/?token=" in page.shown
+            assert "this server asks the head at " in page.shown
+            page.type("\x03")
+            assert page.end() == 0, page.shown
+        with terminal(*narrow, "head", "stop", "--head", address, command=["env"]) as stop:
+            stop.until(f"End the head at tcp://{address}? [y/N]: ")
+            stop.type("y\n")
+            assert stop.end() == 0, stop.shown
+        assert "has ended" in stop.shown
+        assert head.end() == 3, head.shown
 
 
 def test_json_has_the_keys_of_the_page(local):

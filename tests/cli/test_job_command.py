@@ -10,6 +10,7 @@ import sys
 import pytest
 from cli_kit import example_status
 from msgspec.structs import replace
+from terminal import terminal
 
 from rlinf_actors import GroupClosedError, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_actors.cli import app
@@ -124,6 +125,10 @@ def test_a_job_is_shown_and_ended_while_its_driver_goes_on(local_cluster, monkey
         assert app.run(["events"]) == 0
         assert f"({driver['text']} on {driver['hostname']}), process {os.getpid()}" in capsys.readouterr().out
         capsys.readouterr()
+        with terminal("job", "stop", "cell") as asked:
+            asked.until("End 2 groups of job cell? [y/N]: ")
+            asked.type("n\n")
+            assert asked.end() == 130, asked.shown
         assert app.run(["job", "stop", "cell", "--yes", "--reason", "lunch", "--json"]) == 0
         out, said = capsys.readouterr()
         stopped = json.loads(out)

@@ -82,7 +82,7 @@ def test_join_waits_for_a_head_that_stands_still(here: Machine) -> None:
         _, said = joining.communicate()
     assert joining.returncode == 0, said
     key = here.place / "kim2" / "driver.key"  # on loopback it must be named
-    assert f"for scripts: export RLINF_ACTORS_KEY_FILE={key} RLINF_HEAD={here.address}" in said
+    assert f"for scripts:\nexport RLINF_ACTORS_KEY_FILE={key} RLINF_HEAD={here.address}" in said
     assert [path.name for path in (here.place / "kim2").iterdir()] == ["driver.key"]
 
 
