@@ -143,7 +143,7 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
 @keys.command()
 @click.argument("name")
 @click.option("--driver", is_flag=True, help="The machine runs scripts and is no node.")
-@click.option("--viewer", is_flag=True, help="The key may only look, at all jobs: for `rlinf-actors serve`.")
+@click.option("--viewer", is_flag=True, help="A read-only key, for all jobs: for `rlinf-actors serve`.")
 @click.option(
     "--address", metavar="HOST:PORT", help="Address at which the machine reaches the head. Default: the head's own."
 )
