@@ -204,7 +204,7 @@ class DeviceLocks:
     def _named(self, id: str) -> str:
         """Return the name of a worker, with the process that owns it, as far as the head has said that."""
         spec, owner = self._waiters[id].spec, self._owners.get(id, "")
-        name = f"{spec.group}:{spec.rank} (namespace {spec.namespace!r})"
+        name = f"{spec.group}:{spec.rank} (job {spec.namespace!r})"
         return f"{name}, owned by {owner}," if owner else name
 
     def _cancel_notice(self, worker: str) -> None:

@@ -481,7 +481,7 @@ class Workers:
         if worker.stopping:
             exit = msgspec.structs.replace(exit, oom="no", **worker.why(exit))
         elif self._logs_deaths and not orderly(spec.group, exit):
-            name = f"worker {spec.group}:{spec.rank} of namespace {spec.namespace!r}"
+            name = f"worker {spec.group}:{spec.rank} of job {spec.namespace!r}"
             log.warning("%s (process %d) %s", name, worker.pid, ending(exit))
         self._logs.finish(spec.id)
         self._report(WorkerExited(spec.id, cut(exit)))

@@ -354,9 +354,9 @@ class SerializationError(RlinfActorsError, TypeError):
 
 
 class NameInUseError(RlinfActorsError, ValueError):
-    """A group or channel with this name runs in the namespace already.
+    """A group or channel with this name runs in the job already.
 
-    Cause: an earlier launch with this name still runs, or two programs share a namespace.
+    Cause: an earlier launch with this name still runs, or two programs belong to one job (they share a namespace).
 
     Fix: choose another name or namespace, use the running group (``launch(get_if_exists=True)``,
     `WorkerGroup.from_group_name`), or end it.
@@ -366,7 +366,7 @@ class NameInUseError(RlinfActorsError, ValueError):
 class HardwareInUseError(RlinfActorsError):
     """Another group uses the robot or other exclusive hardware.
 
-    Cause: that group still runs. The message names the hardware, the group with its namespace and owner, and the worker
+    Cause: that group still runs. The message names the hardware, the group with its job and owner, and the worker
     that has the hardware, with its node and the time for which it has had the hardware.
 
     Fix: wait for it by ``launch(wait_for_hardware=seconds)``, or end the other group.
@@ -374,9 +374,9 @@ class HardwareInUseError(RlinfActorsError):
 
 
 class GroupNotFoundError(RlinfActorsError, ValueError):
-    """No group, worker or channel with this name runs in the namespace.
+    """No group, worker or channel with this name runs in the job.
 
-    Cause: it was not launched yet, has ended, or runs in another namespace.
+    Cause: it was not launched yet, has ended, or runs in another job.
 
     Fix: compare the name with ``rlinf-actors groups``. Both processes must use the same namespace.
     """

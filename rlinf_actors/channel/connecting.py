@@ -131,8 +131,7 @@ async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
         group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name, wait_s=wait_s)
     except GroupNotFoundError:
         raise GroupNotFoundError(
-            f"there is no channel {name!r} in namespace {runtime.namespace!r}: create it first, by "
-            f"Channel.create({name!r})"
+            f"there is no channel {name!r} in job {runtime.namespace!r}: create it first, by Channel.create({name!r})"
         ) from None
     return remote_channel(runtime, group, name, here.node_rank, here.name), int(json.loads(group.detail)["maxsize"])
 
@@ -167,7 +166,7 @@ class ConnectingChannel(RequestMaker):
         here = member()
         if here.runtime.namespace != namespace:
             raise UsageError(
-                f"channel {name!r} belongs to namespace {namespace!r}, and this process to {here.runtime.namespace!r}"
+                f"channel {name!r} belongs to job {namespace!r}, and this process to {here.runtime.namespace!r}"
             )
         super().__init__(here.runtime.io, name, here.name)
         self.found: RemoteChannel | None = None

@@ -6,6 +6,7 @@ message without a traceback. The exit codes are agentd's: 64 usage, 69 unavailab
 
 from __future__ import annotations
 
+import argparse
 import errno
 import importlib
 import io
@@ -91,11 +92,17 @@ class _Estop(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from rlinf_actors.cli.estop import parser
 
-        options = [name for action in parser()._actions for name in action.option_strings]
+        shown = [action for action in parser()._actions if action.help != argparse.SUPPRESS]
+        options = [name for action in shown for name in action.option_strings]
         return [CompletionItem(name) for name in options if name.startswith(incomplete or "--")]
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def _today(option: str) -> str:
+    """Return the name that an option has today: --job was called --namespace."""
+    return "job" if option == "namespace" else option
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _today})
 @click.version_option(VERSION, prog_name="rlinf-actors")
 def app() -> None:
     """Inspect and manage rlinf-actors clusters."""

@@ -54,7 +54,10 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--reason", default="", metavar="TEXT", help="shown to the owners of the workers that end")
-    made.add_argument("--namespace", metavar="NS", help="only the robots of this namespace (default: every robot)")
+    made.add_argument(
+        "--job", dest="namespace", metavar="NAME", help="only the robots of this job (default: every robot)"
+    )
+    made.add_argument("--namespace", help=argparse.SUPPRESS)  # its earlier name: a stop must not fail for it
     made.add_argument("--head", metavar="HOST:PORT|DIR", help="only this head: its address, or its run directory")
     what = made.add_mutually_exclusive_group()
     what.add_argument("--release", action="store_true", help="lift the stop: groups that use robots may be launched")

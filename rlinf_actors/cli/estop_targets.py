@@ -255,7 +255,7 @@ class Report:
         what = f"{counted(workers, 'robot worker')} told" if workers else "no robot worker is running"
         self._line(f"STOPPED      {target.address}: {what} ({target.description})")
         for hit in answer.hits:
-            where = f"{hit.worker} of namespace {hit.namespace} on {hit.node} ({', '.join(hit.robots)})"
+            where = f"{hit.worker} of job {hit.namespace} on {hit.node} ({', '.join(hit.robots)})"
             self._line(f"  {'told' if hit.reached else 'NOT REACHED'}: {where}")
             if not hit.reached:
                 self._silent.append(f"{hit.worker} ON {hit.node}: ITS NODE IS SILENT; ITS LEASE ENDS BY ITSELF")

@@ -101,10 +101,9 @@ def last_time(clock: str, now: datetime) -> datetime:
 )
 @click.option(
     "--job",
-    "--namespace",
     "namespace",
     metavar="NAME",
-    help="Only events of this job (namespace), of the nodes and of the head. Default: all.",
+    help="Only events of this job, of the nodes and of the head. Default: all.",
     shell_complete=complete.jobs,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line, with stable keys.")

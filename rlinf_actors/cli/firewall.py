@@ -61,9 +61,7 @@ def _ranks(status: Status, namespaces: Sequence[str]) -> set[int]:
     """Return the ranks of the nodes where the jobs *namespaces* have workers."""
     missing = sorted(set(namespaces) - {group.namespace for group in status.groups})
     if missing:
-        raise ConfigError(
-            f"is {missing[0]!r}, a job without groups: where it runs is not known yet", path="--namespace"
-        )
+        raise ConfigError(f"is {missing[0]!r}, a job without groups: where it runs is not known yet", path="--job")
     workers = (worker for group in status.groups if group.namespace in namespaces for worker in group.workers)
     return {worker.node_rank for worker in workers if worker.state != "gone"}
 

@@ -135,7 +135,7 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
     ]
     if not as_json:
         show_table(
-            ("GROUP", "NAMESPACE", "WORKERS"),
+            ("GROUP", "JOB", "WORKERS"),
             [(group["group"], group["namespace"], group["workers"]) for group in groups],
             "no group is running",
         )

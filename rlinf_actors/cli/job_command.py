@@ -1,4 +1,4 @@
-"""The commands `rlinf-actors job list|show|stop`. A job is a namespace: its drivers, and the groups that they launched.
+"""The commands `rlinf-actors job list|show|stop`. A job is the drivers with one namespace, and their groups.
 
 `job_dict` returns what --json prints: its keys are stable; new keys may be added.
 """
@@ -41,7 +41,7 @@ from rlinf_actors.wire.client_messages import Status
 
 @click.group()
 def job() -> None:
-    """List the jobs, show one, or end its groups. A job is a namespace: its drivers and their groups."""
+    """List the jobs, show one, or end its groups. A job is the drivers with one namespace, and their groups."""
 
 
 @job.command("list")

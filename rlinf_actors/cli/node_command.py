@@ -117,7 +117,7 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
         }
     )
     show_table(
-        ("GROUP", "NAMESPACE", "RANKS HERE", "OWNER"),
+        ("GROUP", "JOB", "RANKS HERE", "OWNER"),
         [(use["group"], use["namespace"], ", ".join(map(str, use["ranks"])), use["owner"]) for use in uses],
         "nothing runs there",
     )
@@ -161,7 +161,7 @@ def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
         raise
     except asyncio.TimeoutError:
         _, status = status_of(endpoint)
-        uses = ", ".join(f"{use['group']} of namespace {use['namespace']}" for use in groups_on(node, status))
+        uses = ", ".join(f"{use['group']} of job {use['namespace']}" for use in groups_on(node, status))
         raise ClusterTimeoutError(f"node {name} is not empty after {wait_s:g} s; still running there: {uses}") from None
     if last[-1] == "node_undrained":
         raise RlinfActorsError(f"the drain of node {name} was ended: it takes new workers again")

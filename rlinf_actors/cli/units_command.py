@@ -25,7 +25,7 @@ def units() -> None:
 @units.command("print")
 @click.argument("names", nargs=-1, type=click.Choice(_NAMES), metavar="[NAME]...")
 @click.option("--firewall", "as_rules", is_flag=True, help="Print rules for nftables instead; see below.")
-@click.option("--namespace", "namespaces", multiple=True, metavar="JOB", help="With --firewall: peers of this job.")
+@click.option("--job", "namespaces", multiple=True, metavar="NAME", help="With --firewall: peers of this job.")
 @click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="With --firewall: one more machine or network.")
 @click.option("--ports", metavar="FIRST-LAST", help="With --firewall: ports of workers. Default: the kernel's range.")
 @head_option
@@ -45,7 +45,7 @@ def print_units(
 
     With --firewall: a file for `nft -f`, to load on each node. Only the nodes of the running cluster may connect to the
     ports of the head, of workers and of torch (ip_local_port_range of this machine). Name drivers' machines, and nodes
-    that are to join, by --peer. With --namespace, only the nodes where the job has workers, and --peer, reach workers.
+    that are to join, by --peer. With --job, only the nodes where the job has workers, and --peer, reach workers.
     """
     if as_rules:
         if names:
@@ -53,7 +53,7 @@ def print_units(
         echo(firewall.of_cluster(head, namespaces, peers, ports), nl=False)
         return
     if namespaces or peers or ports or head:
-        raise click.UsageError("--namespace, --peer, --ports and --head are for --firewall")
+        raise click.UsageError("--job, --peer, --ports and --head are for --firewall")
     chosen = names or _NAMES
     for name in chosen:
         if len(chosen) > 1:

@@ -118,7 +118,7 @@ def _hook(hook: HookState) -> str:
 
 
 def _lease(lease: LeaseState) -> str:
-    held = f"{lease.title}: group {lease.group} of namespace {lease.namespace}, {duration(lease.held_s)}, {lease.owner}"
+    held = f"{lease.title}: group {lease.group} of job {lease.namespace}, {duration(lease.held_s)}, {lease.owner}"
     return held if lease.free_in_s is None else f"{held}; its node is lost, free in {duration(lease.free_in_s)}"
 
 
@@ -266,7 +266,7 @@ def groups(context: click.Context, head: str | None, as_json: bool) -> None:
         show_json(rows)
         return
     show_table(
-        ("NAMESPACE", "GROUP", "CLASS", "STATE", "WORKERS", "NODES"),
+        ("JOB", "GROUP", "CLASS", "STATE", "WORKERS", "NODES"),
         [
             (
                 row["namespace"],
@@ -299,7 +299,7 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 @groups.command()
 @click.argument("name", shell_complete=complete.groups)
 @click.option(
-    "--job", "--namespace", "namespace", metavar="NAME", help="The job; needed if several have such a group.",
+    "--job", "namespace", metavar="NAME", help="The job; needed if several have such a group.",
     shell_complete=complete.jobs,
 )  # fmt: skip
 @grace_option
@@ -352,7 +352,7 @@ def end_group(endpoint: str, group: GroupState, grace_s: float, reason: str) -> 
     """Have the head end a group, and say when it has ended."""
     asked = EndGroup(group.namespace, group.name, grace_s, who(), reason)
     ask_head(endpoint, asked, Done, grace_s + ANSWER_S, partial(ending, [group]))
-    note(f"group {group.name} of namespace {group.namespace} has ended")
+    note(f"group {group.name} of job {group.namespace} has ended")
 
 
 def ending(groups: Sequence[GroupState], now: Status) -> Facts:
@@ -372,7 +372,7 @@ def check_ends_groups(status: Status) -> None:
 
 
 def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:
-    """Return the group called *name* in *namespace*; None stands for all namespaces. Raise UsageError if no group or
+    """Return the group called *name* in the job *namespace*, None for any job. Raise UsageError if no group or
     several groups match.
     """
     found = [group for group in groups if group.name == name and namespace in (None, group.namespace)]
@@ -381,7 +381,7 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
     if found:
         spaces = ", ".join(sorted(group.namespace for group in found))
         raise UsageError(f"{len(found)} groups are called {name!r}: say which by --job ({spaces})")
-    where = "" if namespace is None else f" in namespace {namespace!r}"
+    where = "" if namespace is None else f" in job {namespace!r}"
     known = ", ".join(sorted(f"{group.name} ({group.namespace})" for group in groups)) or "none at all"
     ended = f"if it has ended, `rlinf-actors events --group {name}` says how it ended"
     raise UsageError(f"there is no group {name!r}{where}; there are: {known}; {ended}")
@@ -409,7 +409,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
         show_json(rows)
         return
     show_table(
-        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "CPU", "MEMORY", "RESTARTS", "CODE", "END"),
+        ("WORKER", "JOB", "STATE", "NODE", "ADDRESS", "PID", "CPU", "MEMORY", "RESTARTS", "CODE", "END"),
         [
             (
                 row["name"],

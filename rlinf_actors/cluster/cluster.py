@@ -415,7 +415,7 @@ class Cluster(ClusterNames, TracedCluster, NodesTable):
             return "this cluster is private to the driver, and ends with it: start a head by `agentd --head`"
         if not self._named:
             return (
-                "no other driver could find it in a namespace that nobody else knows: name it, by "
+                "no other driver could find it, because nobody else knows the name of this job: name it, by "
                 f"Cluster(namespace='...') or {NAMESPACE}"
             )
         return ""

@@ -256,7 +256,7 @@ class ClusterArguments:
     def chosen_namespace(self) -> str:
         """Return the namespace that the argument or the environment names, "" if none. Raises ConfigError."""
         name = self.namespace or os.environ.get(NAMESPACE, "")
-        if name and (wrong := wrong_name(name, "a namespace")):
+        if name and (wrong := wrong_name(name, "a job")):
             raise ConfigError(wrong, path="namespace" if self.namespace else NAMESPACE)
         return name
 

@@ -401,7 +401,7 @@ def control_of(carried: bytes) -> GroupControl:
     if runtime.namespace != state.namespace:
         group.fail(
             UsageError(
-                f"group {state.name!r} belongs to namespace {state.namespace!r}, and this process to "
+                f"group {state.name!r} belongs to job {state.namespace!r}, and this process to "
                 f"{runtime.namespace!r}: a group is called by its own job only"
             )
         )

@@ -332,7 +332,7 @@ def _handle_of(group: RemoteGroup, cls: type, title: str, runtime: Runtime) -> G
     """
     if group.cls and group.cls.rpartition(":")[2] != title.rpartition(":")[2]:
         raise NameInUseError(
-            f"the group named {group.name!r} in namespace {group.namespace!r} is of class {group.cls}, and not of "
+            f"the group named {group.name!r} in job {group.namespace!r} is of class {group.cls}, and not of "
             f"{title}: give this one another name, or shut that one down first"
         )
     return GroupControl(runtime, group, facts_of(cls))

@@ -81,7 +81,7 @@ class Admission:
         """Return why a worker may not be started again on its node, "" if it may. A refusal is logged."""
         why = self.why_not(node, self.of_group(group), bool(worker.spec.claims))
         if why:
-            who = f"group {group.name!r} of namespace {group.namespace!r}"
+            who = f"group {group.name!r} of job {group.namespace!r}"
             self._head.refusals.note(who, "admission", f"refused to start {worker.id} of {who} again: {why}")
         return why
 

@@ -50,22 +50,22 @@ PENDING = 10_000
 
 
 def _of_group(body: Any) -> str:
-    return f"group {body.group!r} of namespace {body.namespace!r}"
+    return f"group {body.group!r} of job {body.namespace!r}"
 
 
 def _estop(body: client_messages.EStop) -> str:
-    scope = "the cluster" if body.namespace is None else f"namespace {body.namespace!r}"
+    scope = "the cluster" if body.namespace is None else f"job {body.namespace!r}"
     return f"release of the stop of {scope}" if body.release else f"stop of {scope}"
 
 
 def _debugged(said: DebugQuestion) -> str:
     """Return the worker that gets a debugger, or input for it. A question for more output is no action."""
-    return f"worker {said.worker!r} of namespace {said.namespace!r}" if said.input or not said.number else ""
+    return f"worker {said.worker!r} of job {said.namespace!r}" if said.input or not said.number else ""
 
 
 ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     agent_messages.AgentHello: lambda body: f"node {body.node.hostname!r} ({body.node.node_id})",
-    agent_messages.ClientHello: lambda body: f"namespace {body.namespace!r}, as {body.role}",
+    agent_messages.ClientHello: lambda body: f"job {body.namespace!r}, as {body.role}",
     client_messages.Launch: _of_group,
     client_messages.Detach: _of_group,
     client_messages.StopGroup: _of_group,
@@ -80,10 +80,10 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     key_messages.RevokeKey: lambda body: f"{body.role or 'all roles'} {body.name!r}",
     key_messages.Enroll: lambda body: "the node or driver of the join token",
     key_messages.RotateKey: lambda body: "its own key",
-    client_messages.ReadTrace: lambda body: f"namespace {body.question.namespace!r}",
-    TraceSwitch: lambda asked: f"namespace {asked.namespace!r} {'on' if asked.events else 'off'}",
+    client_messages.ReadTrace: lambda body: f"job {body.question.namespace!r}",
+    TraceSwitch: lambda asked: f"job {asked.namespace!r} {'on' if asked.events else 'off'}",
     DebugQuestion: _debugged,
-    StackQuestion: lambda asked: f"namespace {asked.namespace!r}, by {asked.level!r}",
+    StackQuestion: lambda asked: f"job {asked.namespace!r}, by {asked.level!r}",
 }
 """The requests and questions to nodes that are actions, and what each acts on, "" for one that acts on nothing.
 Questions that change nothing are not logged."""

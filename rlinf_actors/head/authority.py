@@ -77,18 +77,16 @@ class Authority:
             if node is None or not node.member.is_same(member):
                 raise Refused(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
         elif isinstance(body, EndGroup) and not self.sees(event)(body.namespace):
-            raise Refused(
-                KIND, f"{member} may end groups of its own jobs only, and namespace {body.namespace!r} is not"
-            )
+            raise Refused(KIND, f"{member} may end groups of its own jobs only, and job {body.namespace!r} is not one")
         elif isinstance(body, KillWorker) and not self.sees(event)(body.namespace):
-            text = f"{member} may kill workers of its own jobs only, and namespace {body.namespace!r} is not"
+            text = f"{member} may kill workers of its own jobs only, and job {body.namespace!r} is not one"
             raise Refused(KIND, text)
         elif isinstance(body, (AskNode, ReadTrace)):
             self._question(event, body.question)
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):
-            raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
+            raise Refused(KIND, f"{member} has nothing to do with the output of job {body.owner!r}")
 
     def _question(self, event: Message, question: NodeQuestion | TraceQuestion) -> None:
         member = event.member
@@ -100,7 +98,7 @@ class Authority:
             return
         job = question.namespace
         if member.role == "driver" if job is None else not self.sees(event)(job):
-            what = "any job" if job is None else f"namespace {job!r}"
+            what = "any job" if job is None else f"job {job!r}"
             raise Refused(KIND, f"{member} may {_DOES[type(question)]} its own jobs only, and {what} is not")
 
     def speaker(self, event: Message) -> Member:
@@ -167,7 +165,7 @@ class Authority:
         if hello.role != member.role:
             raise Refused(KIND, f"{member} says that it is a {hello.role}")
         if member.role == "worker" and hello.namespace != member.job:
-            raise Refused(KIND, f"{member} says that it belongs to namespace {hello.namespace!r}")
+            raise Refused(KIND, f"{member} says that it belongs to job {hello.namespace!r}")
         known = self._head.clients.get(hello.incarnation)
         if known is not None and not known.member.is_same(member):
             raise Refused(KIND, f"{member} says that it is {known}, which is {known.member}")
@@ -176,7 +174,7 @@ class Authority:
                 self._head.clients.check_driver(member)
             why_not = self._head.jobs.may_open(hello.namespace, member.name, hello.token)
             if why_not:
-                raise Refused(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")
+                raise Refused(KIND, f"{member} may not join job {hello.namespace!r}: {why_not}")
 
 
 def who_may(verb: str) -> str:

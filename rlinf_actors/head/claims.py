@@ -173,7 +173,7 @@ class ClaimTable:
     def _refusal(self, held: HardwareClaim) -> str:
         now = self._head.now
         text = (
-            f"{held.claim.title} is held by group {held.group.name!r} of namespace {held.group.namespace!r}, "
+            f"{held.claim.title} is held by group {held.group.name!r} of job {held.group.namespace!r}, "
             f"{owner_clause(self._head, held.group)}; its worker {held.worker_name} on node {held.node} "
             f"has had it for {duration(now - held.since)}"
         )
@@ -256,7 +256,7 @@ class NameReservations:
             one = max(lost.values(), key=lambda one: one.until)
             raise Refused(
                 "name_in_use",
-                f"the name {name!r} of namespace {namespace!r} is held for {one.until - self._head.now:.0f} s at most: "
+                f"the name {name!r} of job {namespace!r} is held for {one.until - self._head.now:.0f} s at most: "
                 f"worker {one.name} of the group before, {owner_clause(self._head, one.group)}, was lost with node "
                 f"{one.node} and may still run there. The name is free as soon as that node is back; give this group "
                 "another name, or launch it later",

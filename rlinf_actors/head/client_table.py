@@ -213,14 +213,14 @@ class ClientTable:
         if hello.role not in ROLES:
             return f"{hello.role!r} is no role; the roles are {', '.join(ROLES)}"
         if hello.role == "driver":
-            return wrong_name(hello.namespace, "a namespace")
+            return wrong_name(hello.namespace, "a job")
         namespace = self._head.groups.namespace_of(hello.parent or hello.worker_id)
         if namespace is None:
             return f"worker {hello.parent or hello.worker_id!r} is not known here"
         if hello.parent and not hello.worker_id.startswith(f"{hello.parent}_"):
             return f"worker {hello.worker_id!r} is no child of worker {hello.parent!r}"
         if namespace != hello.namespace or hello.token != self._head.jobs.token(hello.namespace):
-            return f"worker {hello.worker_id!r} does not belong to the job of namespace {hello.namespace!r}"
+            return f"worker {hello.worker_id!r} does not belong to job {hello.namespace!r}"
         return ""
 
     def gone(self, client: Client, reason: str, certain: bool = True) -> None:

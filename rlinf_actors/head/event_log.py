@@ -339,7 +339,7 @@ def of_driver(kind: EventKind, client: Client, text: str) -> LogEvent:
 
 
 def of_group(kind: EventKind, group: Group, text: str) -> LogEvent:
-    name = f"group {group.name!r} of namespace {group.namespace!r}"
+    name = f"group {group.name!r} of job {group.namespace!r}"
     return LogEvent(kind, f"{name} {text}", namespace=group.namespace, group=group.name)
 
 

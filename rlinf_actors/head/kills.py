@@ -31,7 +31,7 @@ class Kills:
         group = self._head.groups.get(asked.namespace, asked.group)
         worker = None if group is None else group.workers.get(asked.worker_id)
         if worker is None:
-            name = f"worker {asked.worker_id!r} of group {asked.group!r} in namespace {asked.namespace!r}"
+            name = f"worker {asked.worker_id!r} of group {asked.group!r} in job {asked.namespace!r}"
             raise Refused("not_found", f"{name} is not there (any more); it may have been started again")
         if worker.gone:
             return WorkerKilled(worker.exit)

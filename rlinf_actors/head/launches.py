@@ -103,7 +103,7 @@ class Launches:
         if taken is not None and not (yield from groups.release(taken)):
             raise Refused(
                 "name_in_use",
-                f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}, "
+                f"a group named {asked.group!r} is {taken.summary} in job {asked.namespace!r}, "
                 f"{owner_clause(self._head, taken)}: "
                 "give this one another name, or shut that one down first",
             )
@@ -258,7 +258,7 @@ class Launches:
         if group.cls.rpartition(":")[2] != asked.cls.rpartition(":")[2]:
             raise Refused(
                 "name_in_use",
-                f"the group named {asked.group!r} in namespace {asked.namespace!r}, {owner_clause(self._head, group)}, "
+                f"the group named {asked.group!r} in job {asked.namespace!r}, {owner_clause(self._head, group)}, "
                 f"is of class {group.cls}, not of {asked.cls}: give this one another name, or shut that one down first",
             )
         found = yield from self._find(client, FindGroup(asked.namespace, asked.group))
@@ -313,7 +313,7 @@ class Launches:
         if group is not None and asked.launch and asked.launch not in group.launches:
             raise Refused(
                 "not_found",
-                f"the group {name!r} of namespace {namespace!r} that was asked for has ended, and another one has its "
+                f"the group {name!r} of job {namespace!r} that was asked for has ended, and another one has its "
                 "name: get a handle of that by WorkerGroup.from_group_name",
             )
         if group is None:
@@ -340,7 +340,7 @@ class Launches:
         names = ", ".join(map(repr, sorted(there[:NAMED])))
         more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
         known = f"there are {names}{more}" if there else "there is none at all"
-        return Refused("not_found", f"no group named {asked.group!r} is running in namespace {namespace!r}; {known}")
+        return Refused("not_found", f"no group named {asked.group!r} is running in job {namespace!r}; {known}")
 
     # --- stop ---
 
@@ -367,7 +367,7 @@ class Launches:
         """Stop a group for a person or tool, and answer the request when the group's last worker is gone."""
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None:
-            raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
+            raise Refused("not_found", f"there is no group {asked.group!r} in job {asked.namespace!r}")
         if (yield from self._head.groups.release(group)):
             self._head.emit(Answer(event.peer, event.id, Done()))
             return

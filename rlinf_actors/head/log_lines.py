@@ -42,7 +42,7 @@ class LogLines:
             first = events[0]
             why = f": {first.exit.reason}" if first.exit is not None and first.exit.reason else ""
             log.log(
-                level(first.kind), "%d workers of group %r of namespace %r on node %s %s%s: ranks %s",
+                level(first.kind), "%d workers of group %r of job %r on node %s %s%s: ranks %s",
                 len(events), first.group, first.namespace, first.node, SHARED[first.kind], why,
                 ranges(event.rank or 0 for event in events),
             )  # fmt: skip

@@ -53,7 +53,7 @@ LIMITS: dict[str, Limit] = {
     "readers of a key": Limit(32, "readers of the event log", "key", ": end some of them"),
     # Drains and emergency stops stay on disk until a person undoes them, drains also when the node never comes back.
     "drains": Limit(4096, "nodes that are being drained", "head", ": undo some of them (`rlinf-actors nodes`)"),
-    "emergency stops": Limit(1000, "emergency stops of namespaces", "head", ": stop all robots instead"),
+    "emergency stops": Limit(1000, "emergency stops of jobs", "head", ": stop all robots instead"),
 }
 
 KEPT_OF_ONE = 1024

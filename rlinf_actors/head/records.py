@@ -268,7 +268,7 @@ class Client(msgspec.Struct, gc=False):
 
     def __str__(self) -> str:
         who = f" ({self.program} on {printable(self.program.hostname)})" if self.program.user else ""
-        return f"{self.role} {self.incarnation[:8]}{who}, process {self.pid}, namespace {self.namespace!r}"
+        return f"{self.role} {self.incarnation[:8]}{who}, process {self.pid}, job {self.namespace!r}"
 
 
 class WorkerRecord(msgspec.Struct, gc=False):

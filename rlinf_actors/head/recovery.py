@@ -166,7 +166,7 @@ class Reconciler:
         believed = node.member == LOCAL and not jobs.settled  # from before this cluster had keys
         if not jobs.vouches(spec.namespace, spec.token, believed):
             if running.exit is None:
-                self._stop(node, spec, grace_s, f"it is of another job than namespace {spec.namespace!r} has now")
+                self._stop(node, spec, grace_s, f"it belongs to an earlier job {spec.namespace!r}")
             return False
         group, owner = groups.get(spec.namespace, spec.group), clients.get(running.owner)
         if group is None:

@@ -197,7 +197,7 @@ class RobotTable:
     def _press(self, key: str, asked: EStop) -> EStopped:
         if key not in (ALL, *self._stops):
             quotas.check("emergency stops", "the head", len(self._stops), lambda: first_of(self.stopped(), str))
-        where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
+        where = f"job {asked.namespace!r}" if asked.namespace is not None else "all jobs"
         because = f": {asked.reason}" if asked.reason else ""
         reason = f"emergency stop by {asked.by}{because}"
         self._stops.setdefault(key, f"{reason} ({where})")
@@ -214,7 +214,7 @@ class RobotTable:
         stop = self._in_force(asked.namespace)
         robots = sorted({claim.title for spec in asked.workers for claim in spec.claims}) if stop else []
         if robots:
-            option = "" if ALL in self._stops else f" --namespace {asked.namespace}"
+            option = "" if ALL in self._stops else f" --job {asked.namespace}"
             raise commands.Refused(
                 "emergency_stop",
                 f"group {asked.group!r} uses {', '.join(robots)}, and robots are stopped: {stop}. When it is safe, "

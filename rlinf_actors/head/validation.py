@@ -93,7 +93,7 @@ def own_namespace(client: Client, namespace: str) -> None:
     if client.namespace != namespace:
         raise Refused(
             "authentication",
-            f"this {client.role} belongs to namespace {client.namespace!r} and asks about {namespace!r}",
+            f"this {client.role} belongs to job {client.namespace!r} and asks about {namespace!r}",
         )
 
 

@@ -149,7 +149,7 @@ class WorkerDirectory:
             before.close(PeerDiedError(f"group {name!r}, which this worker knew, has ended", peer=name))
             return before
         return GroupNotFoundError(
-            f"no group {name!r} is running in namespace {self._runtime.namespace!r}: launch it before a worker "
+            f"no group {name!r} is running in job {self._runtime.namespace!r}: launch it before a worker "
             f"sends to it or receives from it (launch() has reserved the name when it returns), and check the spelling"
         )
 

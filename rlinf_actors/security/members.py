@@ -52,7 +52,7 @@ class Member(msgspec.Struct, frozen=True):
         if self.role == "head":
             return "the head's own key"
         if self.role == "worker":
-            return f"a worker of namespace {self.job!r}"
+            return f"a worker of job {self.job!r}"
         return f"{self.role} {self.name!r}{f' of user {self.user!r}' if self.user else ''}"
 
 

@@ -66,7 +66,7 @@ _SHORTER = {
     "straight to the workers, or launch fewer workers at a time",
     "AgentHello": "it tells of every worker of this node, with its environment variables: shorten those (env_vars)",
     "Handles": "it tells of every worker that this process has a handle of: shut down groups that are not needed",
-    "Status": "ask for one namespace",
+    "Status": "ask for one job",
 }
 """Advice, by message name, for messages whose length depends on the user's program."""
 

@@ -81,7 +81,7 @@ class ManagerProxy:
         worker = found.worker
         if worker is None:
             raise GroupNotFoundError(
-                f"no worker {address.get_name()!r} is running in namespace {self._context.spec.namespace!r}"
+                f"no worker {address.get_name()!r} is running in job {self._context.spec.namespace!r}"
             )
         return WorkerInfo(
             address=address,

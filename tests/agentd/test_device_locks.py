@@ -111,11 +111,11 @@ async def test_long_waiting_worker_is_told_once_which_worker_has_the_lock():
     for one in (a, b, c):
         locks.handle(one, template_protocol.LockDevices(one.id, 7), send)
     await told.wait()
-    held = "held by a:0 (namespace 'ns'), owned by ann's train.py (pid 7 on gpu-1, started 3 h ago), for 0 s"
+    held = "held by a:0 (job 'ns'), owned by ann's train.py (pid 7 on gpu-1, started 3 h ago), for 0 s"
     assert sent == [
         template_protocol.DevicesLocked(a.id, 7),
         template_protocol.DevicesBusy(b.id, 7, 0.01, held, ["a:0"]),
-        template_protocol.DevicesBusy(c.id, 7, 0.01, f"{held}; b:0 (namespace 'ns') came before", ["a:0"]),
+        template_protocol.DevicesBusy(c.id, 7, 0.01, f"{held}; b:0 (job 'ns') came before", ["a:0"]),
     ]
     locks.say_holders(b.id)
     quiet = sent.pop()

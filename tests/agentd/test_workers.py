@@ -416,7 +416,7 @@ async def test_only_unrequested_ends_are_logged_as_warnings(tmp_path, caplog):
         kids.stop([two.id], 0.0)
         await reports.gone(two)
     (death,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert death.getMessage().startswith("worker g:0 of namespace ")
+    assert death.getMessage().startswith("worker g:0 of job ")
     assert "SIGKILL" in death.getMessage()
 
 

@@ -151,7 +151,7 @@ async def test_a_close_comes_behind_the_puts_that_are_kept(here):
 
 
 async def test_a_handle_of_another_job_is_refused(monkeypatch):
-    with pytest.raises(UsageError, match="belongs to namespace 'theirs'"):
+    with pytest.raises(UsageError, match="belongs to job 'theirs'"):
         Here(monkeypatch, "theirs").channel.get(async_op=True)
 
 

@@ -68,7 +68,7 @@ def example_status() -> Status:
             "Arm:2", "Arm 2", "job-2", "far", "whose owner has ended", ["far:0"], ["n2 (10.0.0.3)"], "lost", 20.0, 100.0
         ),
     ]
-    clients = ["driver 3f2a, process 7, namespace 'job-1'"]
+    clients = ["driver 3f2a, process 7, job 'job-1'"]
     return Status("epoch-1", "0.1.0", 75.0, nodes, [group], clients, leases)
 
 

@@ -183,8 +183,8 @@ def test_status_shows_the_cluster(shown):
     assert "up 75 s" in out
     assert "hardware  8 NV_GPU, 2 Arm (leased)\n" in out
     assert shown("nodes")[1].splitlines()[1].split("GiB  ")[1].startswith("4 NV_GPU, 1 Arm (leased)  3.")
-    assert "Arm 1: group arms of namespace job-1, 5 min, owned by driver, process 7\n" in out
-    assert "Arm 2: group far of namespace job-2, 20 s, whose owner has ended; its node is lost, free in 100 s\n" in out
+    assert "Arm 1: group arms of job job-1, 5 min, owned by driver, process 7\n" in out
+    assert "Arm 2: group far of job job-2, 20 s, whose owner has ended; its node is lost, free in 100 s\n" in out
     assert "fault     n2: NVML: driver mismatch" in out
 
 

@@ -91,7 +91,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[tuple[Machine, str, str]]:
-    """A machine with two heads that many tests share; each leaves no stop in force for all namespaces."""
+    """A machine with two heads that many tests share; each leaves no stop in force for all jobs."""
     with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:
         made = Machine(Path(folder), ends)
         yield made, made.head()[1], made.head()[1]
@@ -123,7 +123,7 @@ def test_every_cluster_of_this_machine_is_stopped_and_named(lab, tmp_path):
 
 def test_json_reports_each_cluster(lab):
     machine, *addresses = lab
-    said = json.loads(machine.estop("--json", "--namespace", "json").stdout)
+    said = json.loads(machine.estop("--json", "--job", "json").stdout)
     assert sorted(cluster["head"] for cluster in said["clusters"]) == sorted(addresses)
     for cluster in said["clusters"]:
         assert (cluster["kind"], cluster["endpoints"]) == ("head", [f"tcp://{cluster['head']}"])
@@ -157,7 +157,7 @@ def test_a_head_that_does_not_acknowledge_is_reported_and_delays_no_other(machin
 def test_absent_configured_head_fails_and_the_others_are_stopped(lab):
     machine, address, _ = lab
     with closing(HeldPorts()) as ports:
-        done = machine.estop("--namespace", "x", **{HEAD: f"127.0.0.1:{ports.hold()}"})
+        done = machine.estop("--job", "x", **{HEAD: f"127.0.0.1:{ports.hold()}"})
     assert done.returncode == 69
     assert f"STOPPED      {address}" in done.stdout
     (failed,) = (line for line in done.stdout.splitlines() if line.startswith("NOT STOPPED  127.0.0.1:"))
@@ -168,7 +168,7 @@ def test_absent_configured_head_fails_and_the_others_are_stopped(lab):
 
 def test_an_unknown_host_is_reported_and_the_others_are_stopped(lab):
     machine, address, _ = lab
-    done = machine.estop("--namespace", "x", **{HEAD: "nosuch.invalid:6380"})
+    done = machine.estop("--job", "x", **{HEAD: "nosuch.invalid:6380"})
     assert done.returncode == 69
     assert f"STOPPED      {address}" in done.stdout
     assert "NOT STOPPED  nosuch.invalid:6380: its name 'nosuch.invalid' cannot be resolved" in done.stdout
@@ -184,7 +184,7 @@ def test_wrong_settings_do_not_prevent_a_stop(lab, tmp_path):
     machine, address, _ = lab
     (tmp_path / "client.toml").write_text("haed = 1\n")
     for wrong in ({CLIENT_CONFIG: str(tmp_path / "client.toml")}, {"RLINF_TIMEOUT": "long"}):
-        done = machine.estop("--namespace", "x", **wrong)
+        done = machine.estop("--job", "x", **wrong)
         assert done.returncode == 69, "an unreadable record may hide a head"
         assert f"STOPPED      {address}" in done.stdout
         assert "TROUBLE: " in done.stderr
@@ -202,7 +202,7 @@ def test_the_client_file_names_a_head_elsewhere(machine, tmp_path):
 
 def test_head_limits_the_stop_to_one_head(lab):
     machine, one, other = lab
-    assert machine.estop("--head", one, "--namespace", "only").returncode == 0
+    assert machine.estop("--head", one, "--job", "only").returncode == 0
     assert any("'only'" in line for line in machine.in_force(one))
     assert not any("'only'" in line for line in machine.in_force(other))
 
@@ -298,7 +298,7 @@ def test_release_with_several_heads_lists_them_and_lifts_no_stop(lab):
 def test_release_names_the_lifted_stop(lab):
     machine, address, _ = lab
     machine.estop("--head", address, "--reason", "smoke")
-    machine.estop("--head", address, "--namespace", "lab", "--reason", "dust")
+    machine.estop("--head", address, "--job", "lab", "--reason", "dust")
     done = machine.estop("--release", "--head", address)
     assert done.returncode == 0
     assert done.stdout.startswith(f"LIFTED       {address}: emergency stop by ")
@@ -382,7 +382,7 @@ class Stalls(threading.Thread):
 
 def test_the_button_stops_every_head_within_20_ms(lab):
     machine, one, other = lab
-    with Armed(machine, "--namespace", "button") as armed:
+    with Armed(machine, "--job", "button") as armed:
         with Stalls() as stalls:
             began = time.monotonic()
             os.write(armed.process.stdin.fileno(), b"\n")
@@ -397,7 +397,7 @@ def test_the_button_stops_every_head_within_20_ms(lab):
 @pytest.mark.parametrize(("on_loss", "code"), [("stop", 0), ("exit", 130)])
 def test_end_of_the_pipe_counts_as_pressed_unless_on_loss_says_otherwise(lab, on_loss, code):
     machine, one, _ = lab
-    with Armed(machine, "--namespace", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
+    with Armed(machine, "--job", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
         armed.process.stdin.close()
         assert armed.end()[0] == code
     assert any(f"loss-{on_loss}" in line for line in machine.in_force(one)) == (on_loss == "stop")
@@ -415,7 +415,7 @@ def test_sigterm_disarms_the_button(lab):
 def test_enter_on_a_terminal_stops_and_control_d_disarms(lab, key, code):
     ours, theirs = pty.openpty()
     try:
-        with Armed(lab[0], "--namespace", "terminal", stdin=theirs) as armed:
+        with Armed(lab[0], "--job", "terminal", stdin=theirs) as armed:
             os.write(ours, key)
             assert armed.end()[0] == code
     finally:
@@ -427,7 +427,7 @@ def test_enter_on_a_terminal_stops_and_control_d_disarms(lab, key, code):
 def test_a_gpio_line_stops_by_its_level_and_by_its_loss(lab, tmp_path, end):
     line = tmp_path / "value"
     line.write_text("1\n")
-    namespace = ("--namespace", "gpio")
+    namespace = ("--job", "gpio")
     with Armed(lab[0], *namespace, "--gpio-file", str(line), "--gpio-at", "0", stdin=subprocess.DEVNULL) as armed:
         if end == "level":
             line.write_text("0\n")
@@ -439,7 +439,7 @@ def test_a_gpio_line_stops_by_its_level_and_by_its_loss(lab, tmp_path, end):
 
 def test_gpio_line_at_its_level_stops_at_once(lab, tmp_path):
     (tmp_path / "value").write_text("1\n")
-    done = lab[0].estop("--arm", "--namespace", "gpio", "--gpio-file", str(tmp_path / "value"))
+    done = lab[0].estop("--arm", "--job", "gpio", "--gpio-file", str(tmp_path / "value"))
     assert done.returncode == 0, done
     assert done.stdout.count("STOPPED") == 2
 

@@ -44,7 +44,7 @@ def head(tmp_path, monkeypatch) -> Iterator[str]:
     serving = asyncio.run_coroutine_threadsafe(serve(), loop)
     assert up.wait(pace.PATIENCE_S)
     monkeypatch.setenv("RLINF_HEAD", endpoint)
-    assert app.run(["estop", "--reason", "smoke", "--namespace", "lab"]) == 0
+    assert app.run(["estop", "--reason", "smoke", "--job", "lab"]) == 0
     yield endpoint
     asyncio.run_coroutine_threadsafe(end(*serving.result(pace.PATIENCE_S)), loop).result(pace.PATIENCE_S)
     loop.call_soon_threadsafe(loop.stop)
@@ -63,7 +63,7 @@ def test_each_event_is_one_line(head, capsys):
     code, lines, _ = run(capsys)
     assert code == 0
     assert [line.split()[2:4] for line in lines] == [["1", "head_started"], ["2", "estop"]]
-    assert lines[1].endswith(": smoke (namespace 'lab')")
+    assert lines[1].endswith(": smoke (job 'lab')")
 
 
 def test_json_has_stable_keys(head, capsys):
@@ -90,8 +90,8 @@ def test_json_has_stable_keys(head, capsys):
         (["--node", "n0"], []),
         (["--job", "other"], ["head_started"]),
         (["--kind", "head_started"], ["head_started"]),
-        (["--namespace", "other"], ["head_started"]),
-        (["--namespace", "lab"], ["head_started", "estop"]),
+        (["--namespace", "other"], ["head_started"]),  # the earlier name of --job
+        (["--job", "lab"], ["head_started", "estop"]),
         (["--group", "g"], []),
         (["-n", "1"], ["estop"]),
         (["-n", "5"], ["head_started", "estop"]),

@@ -43,8 +43,8 @@ def test_detached_group_is_shown_as_detached(shown):
     ("arguments", "said"),
     [
         (("nothing",), "there is no group 'nothing'; there are: a (one), a (two), b (one)"),
-        (("b", "--job", "two"), "there is no group 'b' in namespace 'two'"),
-        (("b", "--namespace", "two"), "`rlinf-actors events --group b` says how it ended"),
+        (("b", "--job", "two"), "there is no group 'b' in job 'two'"),
+        (("b", "--job", "two"), "`rlinf-actors events --group b` says how it ended"),
         (("a",), "2 groups are called 'a': say which by --job (one, two)"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_group_is_ended_by_its_name(local_cluster, monkeypatch, capsys):
             asked.until("End it? ")
             asked.type("y\n")
             assert asked.end() == 0
-        assert "group left of namespace standing has ended" in asked.shown
+        assert "group left of job standing has ended" in asked.shown
         with pytest.raises(GroupClosedError, match="ended it: not needed"):
             group.pid().wait()
     assert app.run(["groups", "--json"]) == 0

@@ -133,8 +133,8 @@ def test_a_job_is_shown_and_ended_while_its_driver_goes_on(local_cluster, monkey
         out, said = capsys.readouterr()
         stopped = json.loads(out)
         assert ([group["name"] for group in stopped["job"]["groups"]], stopped["failed"]) == (["left", "right"], {})
-        assert "group left of namespace cell has ended" in said
-        assert "group right of namespace cell has ended" in said
+        assert "group left of job cell has ended" in said
+        assert "group right of job cell has ended" in said
         assert f"its driver goes on, and may launch again: {driver['text']}" in said
         with pytest.raises(GroupClosedError, match="ended it: lunch"):
             group.pid().wait()

@@ -57,7 +57,7 @@ def test_drain_command_waits_until_the_node_is_drained(local_cluster, monkeypatc
     assert app.run(["node", "drain", "node1", "--reason", "new disk", "--wait", "0.3"]) == 69
     out, err = capsys.readouterr()
     assert "idle" in out
-    assert "node node1 is not empty after 0.3 s; still running there: idle of namespace" in err
+    assert "node node1 is not empty after 0.3 s; still running there: idle of job" in err
     with pytest.raises(PlacementError, match=r"node1 .*draining: new disk \(by "):
         cluster.allocate(Idle, "more", node_rank=1)
     assert group.here().wait() == [True]

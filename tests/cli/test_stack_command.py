@@ -410,7 +410,7 @@ def test_a_deadlock_over_a_device_lock_is_named_on_a_terminal(local_cluster, mon
         with terminal("stack", "lockers") as shown:
             assert shown.end() == 0
         assert "lockers:0 waits in recv() from lockers:1 (" in shown.shown
-        assert "lockers:1 waits in device_lock, held by lockers:0 (namespace 'cell'), owned by " in shown.shown
+        assert "lockers:1 waits in device_lock, held by lockers:0 (job 'cell'), owned by " in shown.shown
         for option, how in (("--signal", "a signal"), ("--py-spy", "py-spy")):
             with terminal("stack", "lockers:0", option) as shown:
                 assert shown.end() == (f"stacks by {how}" not in shown.shown)

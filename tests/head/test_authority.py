@@ -125,7 +125,7 @@ def test_local_worker_counts_as_a_worker_on_its_own_connection():
     assert isinstance(kit.driver("w", role="worker", worker_id="g-0", token=token), Welcome)
     kit.driver("other", namespace="else")
     for asked in (GetKeys(), DrainNode("n0", "me"), StopCluster(), EStop("me", release=True), agent_hello("n9")):
-        assert "a worker of namespace 'ns' may not" in refused(kit.ask("w", asked))
+        assert "a worker of job 'ns' may not" in refused(kit.ask("w", asked))
     assert [str(client) for client in kit.ask("w", GetStatus()).clients] == kit.ask("w", GetStatus("ns")).clients
     assert isinstance(kit.ask("w", EStop("me")), EStopped)
     assert isinstance(kit.driver("w", role="worker", worker_id="g-0", token=token), Welcome)
@@ -174,7 +174,7 @@ def test_agent_can_drain_its_own_node_only(kit):
 
 def test_driver_can_end_groups_of_its_own_jobs_only(kit):
     asked = EndGroup("ann", "g", 1.0, "me", "done")
-    assert "driver 'bob' may end groups of its own jobs only, and namespace 'ann' is not" in refused(
+    assert "driver 'bob' may end groups of its own jobs only, and job 'ann' is not one" in refused(
         kit.ask("bob", asked)
     )
     kit.ask("ann", asked)
@@ -311,7 +311,7 @@ def test_an_agent_cannot_choose_the_token_of_a_job(kit):
 
 
 def test_output_of_another_job_is_not_flushed(kit):
-    assert "has nothing to do with the output of namespace 'ann'" in refused(kit.ask("bob", FlushLogs("ann", 1.0)))
+    assert "has nothing to do with the output of job 'ann'" in refused(kit.ask("bob", FlushLogs("ann", 1.0)))
     assert not kit.sent(FlushLogs)
 
 
@@ -330,7 +330,7 @@ def test_incarnation_of_another_member_is_refused(kit):
 def test_worker_of_another_job_is_refused_by_its_key(kit):
     kit.keyed["bob's"] = job_key("token2")
     hello = client_hello("x", role="worker", namespace="ann", worker_id="g-0", token="token1")
-    assert "a worker of namespace 'bob' says that it belongs to namespace 'ann'" in refused(kit.ask("bob's", hello))
+    assert "a worker of job 'bob' says that it belongs to job 'ann'" in refused(kit.ask("bob's", hello))
 
 
 def test_only_the_receiver_of_output_gives_credit(kit):

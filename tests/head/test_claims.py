@@ -57,7 +57,7 @@ def test_launch_with_one_taken_robot_is_refused_and_names_the_owner():
     lab.now += 12
     text = refused(lab.claim(claims=((OTHER,), (ARM,))))
     assert text.startswith(
-        "Franka 10.0.1.1 is held by group 'arms' of namespace 'other', owned by a driver (pid 200 on n1); "
+        "Franka 10.0.1.1 is held by group 'arms' of job 'other', owned by a driver (pid 200 on n1); "
     )
     assert "its worker arms:0 on node n0 (10.0.0.1) has had it for 12 s" in text
     assert "wait_for_hardware" in text
@@ -220,7 +220,7 @@ def test_a_restarted_head_learns_of_robots_from_the_agents():
     kit.nodes(1, peer="d2")
     made = msgspec.structs.replace(specs("h", [0], "other")[0], claims=(ARM,))
     text = refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
-    assert "group 'g' of namespace 'ns', whose owner this head has not heard of since it started" in text
+    assert "group 'g' of job 'ns', whose owner this head has not heard of since it started" in text
     kit.driver("d1")
     assert "owned by a driver" in refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
 

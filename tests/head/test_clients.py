@@ -62,12 +62,12 @@ def test_another_protocol_is_refused_with_both_versions_named():
     ("fields", "text"),
     [
         ({"role": "king"}, "'king' is no role"),
-        ({"namespace": ""}, "'' cannot be a namespace's name"),
+        ({"namespace": ""}, "'' cannot be a job's name"),
         ({"role": "worker", "worker_id": "w9", "token": "token1"}, "worker 'w9' is not known"),
-        ({"role": "worker", "worker_id": "g-0", "token": "guess"}, "does not belong to the job of namespace 'ns'"),
+        ({"role": "worker", "worker_id": "g-0", "token": "guess"}, "does not belong to job 'ns'"),
         (
             {"role": "worker", "worker_id": "g-0", "token": "token1", "namespace": "else"},
-            "does not belong to the job of namespace 'else'",
+            "does not belong to job 'else'",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_children_of_a_worker_are_clients_beside_it_and_end_with_it():
         ({"worker_id": "g-1"}, "worker 'g-1' is no child of worker 'g-0'"),
         ({"worker_id": "g-0"}, "worker 'g-0' is no child of worker 'g-0'"),
         ({"parent": "g-9", "worker_id": "g-9_1"}, "worker 'g-9' is not known here"),
-        ({"token": "guess"}, "does not belong to the job of namespace 'ns'"),
+        ({"token": "guess"}, "does not belong to job 'ns'"),
     ],
 )
 def test_process_that_is_no_child_of_the_worker_is_refused(fields, text):
@@ -143,7 +143,7 @@ def test_every_peer_may_ask_for_the_status_which_has_no_secrets():
     assert isinstance(status, Status)
     assert [node.report.node_id for node in status.nodes] == ["n0"]
     assert [(group.name, group.state, group.token) for group in status.groups] == [("g", "starting", "")]
-    assert status.clients == ["driver d1, process 100, namespace 'ns'"]
+    assert status.clients == ["driver d1, process 100, job 'ns'"]
     assert status.drivers == [DriverState("d1", "ns", 100, -1, Program())]
     other = kit.ask("passer-by", GetStatus("other"))
     assert (other.groups, other.clients, other.drivers) == ([], [], [])
@@ -155,7 +155,7 @@ def test_a_driver_that_says_who_runs_what_is_named_by_it():
     kit.records()
     program = Program("ann", "gpu-1", "/home/ann/train.py", 5.0)
     kit.driver(program=program)
-    assert kit.records() == ["driver d1 (ann's train.py on gpu-1), process 100, namespace 'ns' is here"]
+    assert kit.records() == ["driver d1 (ann's train.py on gpu-1), process 100, job 'ns' is here"]
     (driver,) = kit.ask("passer-by", GetStatus()).drivers
     assert driver.program == program
 
@@ -270,7 +270,7 @@ def test_end_of_a_driver_stops_its_groups_with_a_short_grace():
     kit.launch("mine", [0, 1])
     kit.launch("theirs", [0], peer="d2")
     kit.tell("d1", Goodbye("done"))
-    why = "its owner ended: driver d1, process 100, namespace 'ns', done"
+    why = "its owner ended: driver d1, process 100, job 'ns', done"
     assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["mine-0"], 0.5, why)]
     assert kit.sent(StopWorkers, "a:n1") == [StopWorkers(["mine-1"], 0.5, why)]
     assert kit.group_states() == {"mine": "stopping", "theirs": "starting"}
@@ -453,9 +453,9 @@ def test_log_names_clients_that_came_went_and_were_refused():
     lines += kit.records()
     assert lines == [
         "node n0 (10.0.0.1) is here (rlinf-actors 1.0), incarnation n0-1",
-        "driver d1, process 100, namespace 'ns' is here",
+        "driver d1, process 100, job 'ns' is here",
         "refused d2 (authentication): 'king' is no role; the roles are driver, worker",
-        "driver d1, process 100, namespace 'ns' has ended: done",
+        "driver d1, process 100, job 'ns' has ended: done",
         "node n0 (10.0.0.1) is gone: off",
     ]
 

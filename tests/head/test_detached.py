@@ -147,7 +147,7 @@ def test_repeated_detach_is_accepted():
     [
         (Detach("ns", "nothing", ["s-0"]), "has ended and cannot be detached"),
         (Detach("ns", "s", ["namesake-0"]), "has ended and cannot be detached"),
-        (Detach("elsewhere", "s", ["s-0"]), "belongs to namespace 'ns'"),
+        (Detach("elsewhere", "s", ["s-0"]), "belongs to job 'ns'"),
     ],
 )
 def test_impossible_detach_is_refused(asked, said):

@@ -45,7 +45,7 @@ def test_name_in_use_is_refused_except_in_another_namespace():
     kit.launch("g", [0])
     refused = kit.launch("g", [0], launch="again")
     assert refused.kind == "name_in_use"
-    assert "'g' is starting in namespace 'ns'" in refused.text
+    assert "'g' is starting in job 'ns'" in refused.text
     kit.driver("d2", namespace="else")
     assert isinstance(kit.launch("g", [0], peer="d2", namespace="else", launch="e"), Launched)
 

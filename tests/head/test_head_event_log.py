@@ -327,7 +327,7 @@ def test_waiting_driver_is_answered_at_once_and_forgotten_at_its_end():
     assert kit.ask("d1", GetEvents(last, "epoch", "ns", wait_s=5.0)) is None
     kit.launch("g", [0])
     ((peer, answer),) = [(peer, body) for peer, body in kit.answers() if isinstance(body, Events)]
-    assert (peer, texts(answer)) == ("d1", ["group 'g' of namespace 'ns' was launched: m:C, rank 0"])
+    assert (peer, texts(answer)) == ("d1", ["group 'g' of job 'ns' was launched: m:C, rank 0"])
     assert kit.ask("d1", GetEvents(answer.next, "epoch", "ns", wait_s=5.0)) is None
     commands = kit.head.handle(NoticeReceived(b"d1", Goodbye("done")), kit.now)
     assert not [c for c in commands if isinstance(c, Answer)]

@@ -38,8 +38,8 @@ def written(caplog):
 
 def test_workers_of_a_launch_share_a_line_a_node(written):
     assert written(*map(up, (2, 3, 5)), up(0, "n1"), up(1, "n1")) == [
-        "3 workers of group 'g' of namespace 'ns' on node host-n0 are up: ranks 2-3, 5",
-        "2 workers of group 'g' of namespace 'ns' on node host-n1 are up: ranks 0-1",
+        "3 workers of group 'g' of job 'ns' on node host-n0 are up: ranks 2-3, 5",
+        "2 workers of group 'g' of job 'ns' on node host-n1 are up: ranks 0-1",
     ]
 
 
@@ -54,7 +54,7 @@ def test_events_keep_their_order(written):
 
 def test_workers_that_were_stopped_for_another_reason_have_a_line_of_their_own(written):
     assert written(stopped(0, "the job ended"), stopped(1, "the job ended"), stopped(2, "")) == [
-        "2 workers of group 'g' of namespace 'ns' on node host-n0 were stopped: the job ended: ranks 0-1",
+        "2 workers of group 'g' of job 'ns' on node host-n0 were stopped: the job ended: ranks 0-1",
         "g:2 was stopped",
     ]
 

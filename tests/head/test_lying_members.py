@@ -321,7 +321,7 @@ def test_names_outside_the_grammar_are_refused(kit, name):
         kit.ask("b", client_hello("b", namespace=name)),
         kit.ask("a:n1", agent_hello("n1", hostname=name)),
     ]
-    for answer, of in zip(refused, ("a group", "a namespace", "a node"), strict=True):
+    for answer, of in zip(refused, ("a group", "a job", "a node"), strict=True):
         assert f"cannot be {of}'s name: a name has 1 to 128 letters" in answer.text
         assert answer.text.isprintable()
     assert isinstance(kit.driver("rlinf", namespace="Tool-RolloutGroup_1.gloo@n1+x"), Welcome)

@@ -45,10 +45,10 @@ def launch(kit: HeadKit, group: str, peer: str = "ann", id: str = "", cls: str =
 def test_refused_robots_names_and_namespaces_are_refused_with_the_driver_that_holds_them(kit):
     kit.wait(0.5)  # a head that has just started grants no robot
     launch(kit, "arms")
-    assert f"held by group 'arms' of namespace 'ann', owned by {TRAINING}; its worker" in launch(kit, "g", "bob").text
+    assert f"held by group 'arms' of job 'ann', owned by {TRAINING}; its worker" in launch(kit, "g", "bob").text
     assert f"owned by {TRAINING}: give this one another name" in launch(kit, "arms", id="again").text
     other = launch(kit, "arms", id="again", cls="m:Other", again=True)
-    assert f"in namespace 'ann', owned by {TRAINING}, is of class m:C" in other.text
+    assert f"in job 'ann', owned by {TRAINING}, is of class m:C" in other.text
     kit.keyed["bob2"] = kit.keyed["bob"]
     why = kit.ask("bob2", client_hello("bob2", namespace="ann")).text
     assert why.endswith(f"it is the job of driver 'ann', run by {TRAINING}")

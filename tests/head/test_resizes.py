@@ -117,7 +117,7 @@ def test_a_failed_addition_leaves_the_group_as_it_was():
         (lambda kit: resize(kit, 3), "cannot have 3 ranks"),
         (lambda kit: resize(kit, 1, peer="d2"), "only by the process that launched it"),
         (lambda kit: kit.ask("d1", ResizeGroup("ns", "g", "other", 1)), "has ended and cannot be resized"),
-        (lambda kit: kit.ask("d1", ResizeGroup("other", "g", "g", 1)), "belongs to namespace"),
+        (lambda kit: kit.ask("d1", ResizeGroup("other", "g", "g", 1)), "belongs to job"),
     ],
 )
 def test_requests_that_contradict_the_group_are_refused(ask, text):

@@ -222,7 +222,7 @@ class TestEmergencyStop:
         assert (hit.worker, hit.namespace, hit.robots, hit.reached) == ("env:0", "ns", ["Franka 10.10.10.1"], True)
         assert kit.sent(StopWorkers) == [StopWorkers(["env-0"], 0.0, "emergency stop by kim@lab: a hand in the cell")]
         assert kit.head.status(kit.now).stopped == answer.stopped
-        assert answer.stopped == ["emergency stop by kim@lab: a hand in the cell (all namespaces)"]
+        assert answer.stopped == ["emergency stop by kim@lab: a hand in the cell (all jobs)"]
 
     def test_emergency_stop_names_silent_nodes_as_not_reached(self):
         kit = HeadKit(beat_s=0.5)
@@ -242,7 +242,7 @@ class TestEmergencyStop:
         assert isinstance(refusal(Failed(1, refused.kind, refused.text)), EmergencyStopError)
         assert not isinstance(kit.ask("d1", Launch("ns", "cpu", "m:C", specs("cpu", [0], []))), Refuse)
         lifted = kit.ask("observer", EStop("kim@lab", release=True))
-        assert lifted == EStopped([], [], lifted="emergency stop by kim@lab (all namespaces)")
+        assert lifted == EStopped([], [], lifted="emergency stop by kim@lab (all jobs)")
         assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER]))), Refuse)
 
     def test_stop_of_a_namespace_affects_that_namespace_only(self, kit):
@@ -250,7 +250,7 @@ class TestEmergencyStop:
         assert not isinstance(kit.ask("d1", Launch("ns", "more", "m:C", specs("more", [0], [OTHER]))), Refuse)
         kit.driver("d2", namespace="other")
         refused = kit.ask("d2", Launch("other", "env", "m:C", specs("env", [0], [ARM], "other")))
-        assert "`rlinf-actors estop --release --namespace other`" in refused.text
+        assert "`rlinf-actors estop --release --job other`" in refused.text
 
     def test_restarted_head_keeps_an_emergency_stop_until_its_release(self):
         kit = restart_kit.cluster(2)
@@ -259,7 +259,7 @@ class TestEmergencyStop:
         for node in (0, 1):
             restart_kit.back(kit, node)
         restart_kit.returns(kit)
-        assert kit.ask("observer", GetStatus()).stopped == ["emergency stop by kim@lab: smoke (all namespaces)"]
+        assert kit.ask("observer", GetStatus()).stopped == ["emergency stop by kim@lab: smoke (all jobs)"]
         kit.wait(kit.timing.robot_settle_s + 1)
         refused = kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER])))
         assert isinstance(refused, Refuse)
@@ -276,4 +276,4 @@ class TestEmergencyStop:
 def test_end_of_the_owner_stops_robot_workers_with_a_reason(kit):
     kit.tell("d1", Goodbye("done"))
     reasons = {stop.ids[0]: stop.reason for stop in kit.sent(StopWorkers)}
-    assert reasons["env-0"] == "its owner ended: driver d1, process 100, namespace 'ns', done"
+    assert reasons["env-0"] == "its owner ended: driver d1, process 100, job 'ns', done"

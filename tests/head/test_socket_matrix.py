@@ -189,7 +189,7 @@ TCP = [
     (used_token,           WORKERS, CLOSED,                           NOT_OURS),
     (unused_token,         HEADS,   "enroll 'n5' may not say",        "enroll 'n5' may not say GetStatus"),
     (unused_token,         WORKERS, CLOSED,                           NOT_OURS),
-    (another_jobs_key,     HEADS,   "belongs to namespace 'ns'",      "a worker of namespace 'bobs' says that it"),
+    (another_jobs_key,     HEADS,   "belongs to job 'ns'",      "a worker of job 'bobs' says that it"),
     (another_jobs_key,     WORKERS, CLOSED,                           NOT_OURS),
     (another_clusters_job, HEADS,   CLOSED,                           "127.0.0.1: key {key} is not listed"),
     (another_clusters_job, WORKERS, CLOSED,                           NOT_OURS),

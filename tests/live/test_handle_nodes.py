@@ -65,8 +65,8 @@ def test_handles_travel_between_nodes_with_keys(keyed):
 def test_detached_group_is_reachable_only_with_its_drivers_key(keyed):
     assert said(keyed, "ann", "leave") == "[['it']]"
     refused = said(keyed, "bob", "find")
-    assert "may not join namespace 'standing': it is the job of driver 'ann'" in refused
-    refused = keyed.cli("groups", "stop", "left", "--namespace", "standing", at="bob", code=64)
-    assert "there is no group 'left' in namespace 'standing'" in refused.err  # it is not shown to others
+    assert "may not join job 'standing': it is the job of driver 'ann'" in refused
+    refused = keyed.cli("groups", "stop", "left", "--job", "standing", at="bob", code=64)
+    assert "there is no group 'left' in job 'standing'" in refused.err  # it is not shown to others
     assert said(keyed, "ann", "find") == "[['it', 'too']]"
     keyed.cli("groups", "stop", "left", "--yes", at="ann")

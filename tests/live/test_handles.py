@@ -202,7 +202,7 @@ def test_handle_of_another_namespace_is_refused(counter, monkeypatch):
     foreign = pickle.loads(  # noqa: S301
         carried.replace(counter.control.group.namespace.encode(), b"x" * len(counter.control.group.namespace))
     )
-    with pytest.raises(UsageError, match="belongs to namespace 'xxx"):
+    with pytest.raises(UsageError, match="belongs to job 'xxx"):
         foreign.add().wait()
 
 

@@ -79,7 +79,7 @@ def test_second_group_is_told_the_arms_owner_and_gets_the_arm_after_its_death(la
         with pytest.raises(HardwareInUseError) as refused:
             ah.Mover.create_group().launch(lab, ah.on(1, 0), name="second")
         text = str(refused.value)
-        assert f"LeasedArm 10.9.0.1 is held by group 'taken' of namespace '{namespace}'" in text
+        assert f"LeasedArm 10.9.0.1 is held by group 'taken' of job '{namespace}'" in text
         me = pwd.getpwuid(os.geteuid()).pw_name
         assert f"owned by {me}'s owner.py (pid {other.pid} on node0, started " in text
         assert "its worker taken:0 on node node1 (127.0.0.2)" in text

@@ -271,7 +271,7 @@ def test_another_driver_and_roots_of_nodes_reach_no_job_of_others(node, drivers)
         answers(node, node.place / "driver-b" / "driver.key", *ends, GetKeys(), RevokeKey("n8", "mallory"))
     )
     assert asked == ["AuthenticationError"] * 5
-    assert "may not join namespace 'job-of-lab-a'" in node.driver("driver-b", job).answer()
+    assert "may not join job 'job-of-lab-a'" in node.driver("driver-b", job).answer()
     of_node = (
         *ends, FindGroup(job, "spy"), StopGroup(job, "spy", 0.0), GetEvents(namespace=job), StopCluster(),
         GetKeys(), RevokeKey("driver-a", "mallory"), EStop("mallory", release=True),

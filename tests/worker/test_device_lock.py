@@ -125,7 +125,7 @@ def test_only_a_wait_that_goes_on_is_logged(caplog):
     agent = Agent()
     done = start(agent.lock.acquire)
     agent.heard()
-    agent.lock.busy(DevicesBusy("w", 1, 30.0, "held by other:3 (namespace 'ns')"))
+    agent.lock.busy(DevicesBusy("w", 1, 30.0, "held by other:3 (job 'ns')"))
     agent.lock.busy(DevicesBusy("w", 1, 31.0, "held by other:3", ["other:3"], quiet=True))
     (waiting,) = agent.lock._waiting
     assert waiting._waited_for() == ("device_lock, held by other:3", ["other:3"])
@@ -133,7 +133,7 @@ def test_only_a_wait_that_goes_on_is_logged(caplog):
     assert done.get(timeout=10) is True
     agent.lock.busy(DevicesBusy("w", 1, 30.0, "held by nobody"))
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["g:0 has waited 30 s for its device_lock: its accelerators are held by other:3 (namespace 'ns')"]
+    assert lines == ["g:0 has waited 30 s for its device_lock: its accelerators are held by other:3 (job 'ns')"]
 
 
 # --- on an event loop ---
