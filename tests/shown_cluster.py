@@ -212,7 +212,15 @@ def _status(now: float, ago: float) -> Status:
     pid = DRIVERS["pick-place"][2]
     owner = f"owned by {programs['pick-place']} (pid {pid} on gpu-0, started {duration(JOB_S + 4)} ago)"
     lease = LeaseState(
-        "Franka:10.0.0.31", "Franka 10.0.0.31", "pick-place", "env", owner, ["env:0"], ["arm-0"], "held", JOB_S - ago
+        "Franka:10.0.0.31",
+        "Franka 10.0.0.31",
+        "pick-place",
+        "env",
+        owner,
+        ["env:0"],
+        ["arm-0 (10.0.0.20)"],
+        "held",
+        JOB_S - ago,
     )
     drivers = [DriverState(f"of-{job}", job, DRIVERS[job][2], 0, program) for job, program in programs.items()]
     nodes = [_node(rank, ago).state(rank, -ago) for rank in range(len(MACHINES))]

@@ -12,10 +12,11 @@ from rlinf_actors.cli import complete
 from rlinf_actors.cli.events_command import read_events
 from rlinf_actors.cli.output import Amount, json_option, note, show_fields, show_json, show_table, size, warn
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
-from rlinf_actors.cli.views import hardware_text, held_on, node_dict
+from rlinf_actors.cli.views import node_dict
 from rlinf_actors.cluster.event_stream import EventCursor
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.progress import Facts, named
+from rlinf_actors.sampling.hardware_text import hardware_text, held_on
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import Drained, DrainNode, Events, Status
 from rlinf_actors.wire.event_values import ClusterEvent
@@ -111,7 +112,7 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
             "admits": str(node.report.admit),
             **({"closed": node.closed} if node.closed else {}),
             "address": data["ip"],
-            "hardware": hardware_text(data["hardware"], held_on(node, status)) or "none",
+            "hardware": hardware_text(data["hardware"], held_on(node, status.leases)) or "none",
             "machine": f"{data['num_cpus']} CPUs, {size(data['memory_bytes'])}",
             "python": f"{data['python']} ({data['interpreter']})",
         }

@@ -62,7 +62,7 @@ def trace() -> None:
 @head_option
 @json_option
 def start(job: str, events: int, head: str | None, as_json: bool) -> None:
-    """Have the driver and all workers of a job record from now on, also workers that start later."""
+    """Have the driver and all workers of a job record from now on, also workers that start later. Child members do not."""
     _switch(job, events, head, as_json)
 
 

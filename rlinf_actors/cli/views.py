@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from rlinf_actors.model.readable import duration
 from rlinf_actors.net.host import host_key
 from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.progress import Facts, named
+from rlinf_actors.sampling.hardware_text import hardware_text, held_on, probed
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Done, EndGroup, Status
@@ -81,7 +82,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
     hardware: Counter[str] = Counter()
     for node in found.nodes:
         if node.state != "lost":
-            hardware.update({resource.type: len(resource.infos) for resource in node.report.resources})
+            hardware.update(probed(node))
     return {
         "head": endpoint,
         "version": found.version,
@@ -153,21 +154,6 @@ def _others(found: Status) -> list[str] | str:
     return f"{counted(count, 'worker')} and children of workers" if count else "none"
 
 
-def held_on(node: NodeState, status: Status) -> list[LeaseState]:
-    """Return the leases of robots whose workers are on *node*."""
-    name = f"{node.report.hostname} ({node.report.ip})" if node.report.ip else node.report.hostname  # as the head says
-    return [lease for lease in status.leases if name in lease.nodes]
-
-
-def hardware_text(probed: Mapping[str, int], held: Iterable[LeaseState]) -> str:
-    """Return the hardware that nodes have *probed*, and the robots that groups hold, "" for nothing. A driver declares
-    robots, so that no probe finds them.
-    """
-    robots = Counter(title.partition(" ")[0] for title in {lease.title for lease in held})
-    leased = [f"{count} {kind} (leased)" for kind, count in sorted(robots.items())]
-    return ", ".join([*(f"{count} {kind}" for kind, count in probed.items()), *leased])
-
-
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
 
@@ -193,7 +179,7 @@ def nodes(head: str | None, as_json: bool) -> None:
                 f"{duration(row['last_seen_s'])} ago",
                 row["num_cpus"],
                 size(row["memory_bytes"]),
-                hardware_text(row["hardware"], held_on(node, found)) or "-",
+                hardware_text(row["hardware"], held_on(node, found.leases)) or "-",
                 row["python"],
             )
             for row, node in zip(rows, found.nodes, strict=True)
@@ -217,7 +203,7 @@ def node_dict(node: NodeState) -> dict[str, Any]:
         "is_head": node.is_head,
         "num_cpus": report.num_cpus,
         "memory_bytes": report.memory_bytes,
-        "hardware": {resource.type: len(resource.infos) for resource in report.resources},
+        "hardware": probed(node),
         "models": {
             resource.type: sorted({info.model for info in resource.infos if info.model})
             for resource in report.resources

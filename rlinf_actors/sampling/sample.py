@@ -13,6 +13,7 @@ import msgspec
 
 from rlinf_actors.counters import BOUNDS_S
 from rlinf_actors.runtime.worker_ends import breakpoint_clause
+from rlinf_actors.sampling.hardware_text import hardware_text, held_on, probed
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.figure_values import ChannelFigures, MethodFigures, NodeFigures, WorkerFigures
@@ -133,6 +134,7 @@ class NodeView(msgspec.Struct, frozen=True):
 
     Attributes:
         name: its host's name, with the rank if another node has the same.
+        hardware: what it has reported, and the robots that groups hold there, for people.
     """
 
     state: NodeState
@@ -141,6 +143,7 @@ class NodeView(msgspec.Struct, frozen=True):
     cpu: float | None
     workers: int
     name: str
+    hardware: str = ""
 
     @property
     def id(self) -> str:
@@ -224,7 +227,9 @@ class Board:
             name = state.report.hostname
             if hosts[name] > 1:
                 name += f" (rank {state.rank})" if state.rank >= 0 else f" ({id})"
-            self.nodes.append(NodeView(state, figures, sample.faults.get(id, ""), cpu, counts[state.rank], name))
+            hardware = hardware_text(probed(state), held_on(state, status.leases))
+            fault, workers = sample.faults.get(id, ""), counts[state.rank]
+            self.nodes.append(NodeView(state, figures, fault, cpu, workers, name, hardware))
         known = {node.id for node in self.nodes}
         self.node_history = {id: history for id, history in self.node_history.items() if id in known}
 

@@ -265,10 +265,6 @@ def _fullest(figures: NodeFigures | None) -> DiskFigures | None:
     return max(figures.disks, key=_used, default=None) if figures is not None else None
 
 
-def _hardware(report: NodeReport) -> str:
-    return ", ".join(f"{len(resource.infos)} {resource.type}" for resource in report.resources)
-
-
 def _model(report: NodeReport, type: str, index: int) -> str:
     infos = next((resource.infos for resource in report.resources if resource.type == type), [])
     return infos[index].model if index < len(infos) else ""
@@ -300,7 +296,6 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration,
     "ending": ending,
     "fullest": _fullest,
-    "hardware": _hardware,
     "iso": _iso,
     "level": lambda name: _LEVELS.get(name, ""),
     "line": _line,

@@ -159,10 +159,6 @@ def _memory(node: NodeView) -> str:
     return _of(figures.memory_bytes - figures.memory_free_bytes, figures.memory_bytes) if figures else NONE
 
 
-def _hardware(node: NodeView) -> str:
-    return ", ".join(f"{len(one.infos)} {one.type}" for one in node.state.report.resources) or NONE
-
-
 def _devices(node: NodeView) -> Sequence[DeviceFigures]:
     return node.figures.devices if node.figures else []
 
@@ -207,7 +203,7 @@ _NODES: _View[NodeView] = _View(
         "CPU": lambda node: _percent(node.cpu),
         "CPUS": lambda node: str(node.figures.cpus if node.figures else node.state.report.num_cpus),
         "MEMORY": _memory,
-        "HARDWARE": _hardware,
+        "HARDWARE": lambda node: node.hardware or NONE,
         "GPU %": _device_use,
         "GPU MEMORY": _device_memory,
         "FAULT": lambda node: node.fault or NONE,
