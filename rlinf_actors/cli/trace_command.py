@@ -62,7 +62,10 @@ def trace() -> None:
 @head_option
 @json_option
 def start(job: str, events: int, head: str | None, as_json: bool) -> None:
-    """Have the driver and all workers of a job record from now on, also workers that start later. Child members do not."""
+    """Have the driver and all workers of a job record from now on, also workers that start later.
+
+    Child members do not record in this way.
+    """
     _switch(job, events, head, as_json)
 
 
