@@ -27,7 +27,7 @@ CONFIG = {
 
 
 def check(took: list[float], hops: int) -> None:
-    """No message is early, and none of the *hops* delays it twice. How late a timer is, tests/net measures."""
+    """No message is early, and none of the *hops* delays it twice."""
     assert hops * LATENCY_S <= min(took) < (hops + 1) * LATENCY_S
 
 
