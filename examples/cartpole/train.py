@@ -126,7 +126,8 @@ def main() -> None:
                 playing.wait()
             except WorkerDiedError as end:
                 died = end.rank
-                screen.note(f"{end.worker} was killed by signal {end.signal}; {', '.join(instead)} played its batch")
+                by = ", ".join(instead)
+                screen.note(f"{end.worker} was killed by signal {end.signal}; {by} played its batch", mark=True)
             screen.show(mean)
         screen.note(f"{given.rounds} rounds in {time.monotonic() - start:.1f} s")
 

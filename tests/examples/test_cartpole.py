@@ -69,7 +69,10 @@ def test_one_worker_alone_is_refused():
         run("--workers", "1")
 
 
-SHOW = "from screen import Screen; s = Screen(6, 500); s.note('begun'); s.show(250); s.show(500); s.note('ended')"
+SHOW = (
+    "from screen import Screen; s = Screen(6, 500); s.note('begun'); s.show(10); s.show(25); s.note('died', mark=True);"
+    "s.show(284.4); s.show(500); s.note('ended')"
+)
 
 
 def shown(rows: int, columns: int, program: str = SHOW, **env: str) -> str:
@@ -96,17 +99,33 @@ def last_screen(written: str) -> list[str]:
     return written.rpartition("F\x1b[2K")[2].replace("\x1b[2K", "").splitlines()
 
 
-def test_the_chart_grows_in_place():
-    last = last_screen(shown(40, 100))
-    assert last[0] == "  500 ┤   ██ "
-    assert last[9] == "   50 ┤██ ██ "
-    assert last[11:] == ["       round  2: mean return 500.0", "begun", "ended"]
+def test_a_bar_ends_at_its_value_between_the_labels():
+    """The tick of a label is in the middle of its row, so a bar of 500 ends there, and one of 0 at the axis."""
+    assert last_screen(shown(40, 100)) == [
+        "  500 ┤         ▄▄ ",
+        "      │         ██ ",
+        "  400 ┤         ██ ",
+        "      │         ██ ",
+        "  300 ┤      ▂▂ ██ ",
+        "      │      ██ ██ ",
+        "  200 ┤      ██ ██ ",
+        "      │      ██ ██ ",
+        "  100 ┤      ██ ██ ",
+        "      │      ██ ██ ",
+        "    0 ┼───▀▀─▀▀─▀▀───────",
+        "round   1  2  3† 4  5  6 ",
+        "       round  4: mean return 500.0",
+        "begun",
+        "† died",
+        "ended",
+    ]
 
 
 @pytest.mark.parametrize(("rows", "columns", "term"), [(40, 20, "xterm"), (10, 100, "xterm"), (40, 100, "dumb")])
 def test_a_terminal_without_room_or_cursor_gets_lines(rows, columns, term):
     assert shown(rows, columns, TERM=term).splitlines() == [
-        "begun", "round  1: mean return 250.0", "round  2: mean return 500.0", "ended",
+        "begun", "round  1: mean return  10.0", "round  2: mean return  25.0", "died", "round  3: mean return 284.4",
+        "round  4: mean return 500.0", "ended",
     ]  # fmt: skip
 
 
@@ -114,9 +133,12 @@ def test_picture_of_readme_is_the_chart_of_the_run_that_readme_prints():
     said = re.search(r"^```text\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)[1].splitlines()
     rounds = sum(line.startswith("round ") for line in said)
     calls = [f"from screen import Screen; from cartpole import LONGEST; s = Screen({rounds}, LONGEST)"]
-    calls += [f"s.show({line.split()[-1]})" if line.startswith("round ") else f"s.note({line!r})" for line in said]
+    calls += [
+        f"s.show({line.split()[-1]})" if line.startswith("round ") else f"s.note({line!r}, {'killed' in line})"
+        for line in said
+    ]
     chart = last_screen(shown(40, COLUMNS, "; ".join(calls)))
-    assert {line for line in said if not line.startswith("round ")} < set(chart)
+    assert {line for line in said if not line.startswith("round ")} < {line.removeprefix("† ") for line in chart}
     if pictures.MAKES:
         text = Text("\n".join(chart))
         PICTURE.write_text(pictures.terminal_svg(text, COLUMNS, "python examples/cartpole/train.py", "returns"))
