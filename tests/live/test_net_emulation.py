@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pace
 import pytest
 from emulated_workers import Far, Near
 
@@ -11,8 +10,8 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
-LATENCY_S = 0.05
-RATE = 50e6  # bytes a second
+LATENCY_S = 0.1
+RATE = 10e6  # bytes a second: slow enough that twice the time is more than what a busy machine is late
 MBPS = RATE * 8 / 1e6
 CONFIG = {
     "num_nodes": 1,
@@ -36,7 +35,7 @@ def test_messages_calls_channels_and_broadcasts_take_the_time_of_the_network(rli
         near = Near.create_group().launch(cluster, name="NearGroup")
         far = Far.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="FarGroup")
         bare = Far.create_group().launch(cluster, name="bare")
-        count = 10
+        count = 5
 
         def sent(to, name, size=0, count=count):
             result = to.execute_on(0).receive("NearGroup", count)
@@ -51,11 +50,11 @@ def test_messages_calls_channels_and_broadcasts_take_the_time_of_the_network(rli
         check([sent(far, "FarGroup", count=1)[0] for _ in range(count)], 1)
         check(near.call(far, 0, count).wait()[0], 2)
 
-        size = 5_000_000  # in shared memory
+        count, size = 2, 5_000_000  # in shared memory
         result = far.execute_on(0).receive_first_and_last("NearGroup", count)
         near.send_to("FarGroup", count, size).wait()
         expected, (took,) = LATENCY_S + count * size / RATE, result.wait()
-        assert expected <= took < expected * 1.05 * pace.slowness + 0.05 * pace.slowness_now()
+        assert expected <= took < expected + 0.9 * count * size / RATE, "each byte is counted once"
 
         other = Near.create_group().launch(cluster, name="OtherGroup")
         names = ["NearGroup", "OtherGroup"]
