@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.net.loop import call_threadsafe
@@ -154,15 +154,25 @@ class WorkerOutput:
                 return
             if self._files.unwritten:
                 say(f"{counted(self._files.unwritten, 'line')} could not be written to {self._files.directory}")
-        places = {node: place for node, place in left if place}
-        for node, place in list(left):
-            if not place and node in places:  # lines that came without a place are in the node's known one
-                left[node, places[node]] += left.pop((node, place))
-        for (node, place), lines in left.items():
-            before, kept = moved
-            if place.startswith(f"{before}/") and kept:
-                place = kept + place.removeprefix(before)
+        for node in sorted({node for node, _ in left}):
+            lines = sum(count for (of, _), count in left.items() if of == node)
+            place = place_of(node, left, moved)
             where = f"{node}:{place} has all" if place else f"the log files of {node} have all"
             say(f"{counted(lines, 'line', 'was|were')} left out; {where}")
         if self._cut and not left:
             say("not every node has said whether all output was shown; the log files there have it")
+
+
+def place_of(node: str, left: Mapping[tuple[str, str], int], moved: tuple[str, str]) -> str:
+    """Return the file that has all lines of *node* that were left out, or the directory if several files may have them;
+    "" if it is unknown. *left* is `LogPrinter.left`, *moved* that of `WorkerOutput.close`.
+    """
+    places = {place for of, place in left if of == node}
+    known = sorted(place for place in places if os.path.isabs(place))  # a template may name others
+    if not known:
+        return ""
+    where = known[0]
+    if len(places) > 1:  # lines without a place are of any worker of the node
+        where = os.path.commonpath([os.path.dirname(one) if one.endswith((".out", ".err")) else one for one in known])
+    before, kept = moved
+    return kept + where.removeprefix(before) if kept and where.startswith(f"{before}/") else where

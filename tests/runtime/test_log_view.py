@@ -13,7 +13,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.runtime import log_view
 from rlinf_actors.runtime.log_printer import LogPrinter
 from rlinf_actors.runtime.log_view import BURST_S, HOLD_S, NOTE_S, WORKERS_AT_BURST, LogView
-from rlinf_actors.runtime.worker_output import WorkerOutput
+from rlinf_actors.runtime.worker_output import WorkerOutput, place_of
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import CUT, UPDATE, LogLines
 
@@ -226,6 +226,21 @@ def test_lines_held_back_count_as_left_out_if_their_note_cannot_be_printed(monke
 def test_notes_say_where_all_lines_are(tmp_path, monkeypatch, directory, name, where):
     monkeypatch.chdir(tmp_path)
     assert WorkerOutput(directory, lambda credit: None)._all_of(name) == where
+
+
+@pytest.mark.parametrize(
+    ("places", "moved", "where"),
+    [
+        (["/r/cell/a-0.out"], ("", ""), "/r/cell/a-0.out"),
+        (["/r/cell/a-0.out", ""], ("", ""), "/r/cell"),  # lines of other workers came, and were not printed
+        (["/r/cell/a-0.out", "/r/cell/a-2.err"], ("/r", "/kept/r"), "/kept/r/cell"),
+        (["/r/cell", "/r/other/a-0.out", ""], ("", ""), "/r"),
+        ([""], ("", ""), ""),
+    ],
+)
+def test_lines_left_out_are_in_the_directory_of_all_files_that_may_have_them(places, moved, where):
+    left = {("n1", place): 1 for place in places} | {("n2", "/r/cell/a-1.out"): 1}
+    assert place_of("n1", left, moved) == where
 
 
 def test_variables_switch_both_off():
