@@ -28,10 +28,12 @@ def on_gpu(ranks, do, group="g", **fields):
 
 
 async def asked(reports, one):
+    await reports.up(one)  # what a worker prints may come before
     await reports.line(f"asked {one.id}")
 
 
 async def locked(reports, one):
+    await reports.up(one)
     await reports.line(f"DevicesLocked(id='{one.id}', request=1)")
 
 

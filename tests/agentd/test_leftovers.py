@@ -141,7 +141,8 @@ async def test_hidden_process_ends_with_its_worker_while_others_live(tmp_path, h
         if how == "template":
             os.kill(template, signal.SIGKILL)
         elif how == "kill":
-            os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+            (ready,) = await reports.up(one)
+            os.kill(ready.pid, signal.SIGKILL)
         else:
             kids.stop([one.id], 5)
         await reports.gone(one)
@@ -191,8 +192,9 @@ if os.fork() == 0:
     async with children(tmp_path) as (kids, reports):
         one = spec(do=bomb)
         kids.start(order([one]))
+        (ready,) = await reports.up(one)
         await reports.line("daemon")
-        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        os.kill(ready.pid, signal.SIGKILL)
         await reports.gone(one)
         assert procfs.marked([one.id]) == []
 
