@@ -247,9 +247,11 @@ async def _serve(
             own=own,
             on_end=lambda reason: end(reason, True),
         )
-        bound = server.start([endpoint])
-        address = bound[0].removeprefix("tcp://")
-        script = head_records.script_of(os.getpid())
+        local = [] if order is None else [f"ipc://{order.order.run_dir}/{head_records.SOCKET}"]  # needs no key
+        bound = server.start([*local, endpoint])
+        listens = bound[-1]
+        address = listens.removeprefix("tcp://")
+        script = f"run: {order.order.program}" if order is not None else head_records.script_of(os.getpid())
         key_path, public = (key.path, key.server) if key is not None else ("", "")
         record = head_records.HeadRecord("head", os.getpid(), time.time(), bound, script, key_path, public, insecure)
         stack.callback(head_records.publish(record, settings, Unit.load().run_dir))
@@ -259,7 +261,7 @@ async def _serve(
         nothing = "SIGHUP: the head reloads nothing; restart it to change its options, variables and configuration"
         loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)
         show(as_json, {"head": address}, address)
-        host, port = split_address(address, "--listen") if bound[0].startswith("tcp://") else ("", 0)
+        host, port = split_address(address, "--listen") if listens.startswith("tcp://") else ("", 0)
         everywhere = host in ("0.0.0.0", "::")
         there = f"HOST:{port}, with a name or address of this machine as HOST" if everywhere else address
         log.info("the head listens on %s; nodes join by: agentd --connect %s", address, there)

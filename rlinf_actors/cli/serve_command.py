@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +25,9 @@ from rlinf_actors.net.loop import Tasks, new_event_loop
 from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp, key_at
 from rlinf_actors.security.keyfile import is_private, locate
 from rlinf_actors.settings import Settings
+
+if TYPE_CHECKING:
+    from rlinf_actors.sampling.sampler import Sampler
 
 ADDRESS = "127.0.0.1:8270"
 MISSING = f"rlinf-actors serve needs the packages of the extra 'web': run '{install_extra('web')}'"
@@ -94,7 +99,7 @@ def serve(
             )
         note("without TLS everybody on the way reads the pages and the token: let browsers come by a reverse proxy")
     settings = discovery.client_settings()
-    endpoint = find_head(head, settings)
+    endpoint = discovery.local_way(find_head(head, settings), settings)
     security = _security(endpoint, settings)
     with _bound(name, port) as listener:
         url = f"http://{joined_address(name, listener.getsockname()[1])}/"
@@ -136,6 +141,7 @@ async def _serve(
         stack.callback(sampler.close)
         guard = Guard(listener.getsockname()[1], token, hosts, secure=https)
         app = App(sampler, guard, _stack_lines)
+        sampler.on_sample = partial(_say_why, sampler, sampler.on_sample)
         tasks = Tasks(loop)
         stack.push_async_callback(tasks.close)
         rounds = tasks.start(sampler.run(), "asking the head")
@@ -146,6 +152,15 @@ async def _serve(
         note(f"this server asks the head at {endpoint}, and its nodes, for figures every {every_s:g} s; Ctrl-C ends it")
         ending = tasks.start(end.wait(), "waiting for a signal")
         await asyncio.wait({ending, rounds}, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _say_why(sampler: Sampler, then: Callable[[], object]) -> None:
+    """Say on stderr why the first round has failed, as the page does. Later rounds call *then* only."""
+    if sampler.board.number:  # else these are events, and the first round goes on
+        sampler.on_sample = then
+        if fault := sampler.board.sample.fault:
+            note(f"the head at {sampler.endpoint} is not reached, and is asked again: {fault}")
+    then()
 
 
 def _stack_lines(worker: object, stacks: object) -> list[str]:

@@ -91,9 +91,9 @@ _MAX_RUN_DIR = 60
 _BOOT = (  # without the working directory: an agentd.py of the user's stands in for nothing
     "import sys; sys.path[:] = [*filter(None, sys.path), {root!r}]; {statements}"
 )
-AGENTD = "import gc; gc.disable(); from agentd.command_line import run; run()"
-RLINF_ACTORS = "from rlinf_actors.cli.main import main; sys.exit(main())"
-"""Statements that run agentd, and `rlinf-actors`."""
+AGENTD = "import gc; gc.disable(); from agentd.command_line import run; run()  # agentd"
+RLINF_ACTORS = "from rlinf_actors.cli.main import main; sys.exit(main())  # rlinf-actors"
+"""Statements that run agentd, and `rlinf-actors`. Their comment names the process (`head_records.script_in`)."""
 
 
 class EmbeddedDaemon:

@@ -43,9 +43,12 @@ class HeadOrder(msgspec.Struct, frozen=True):
     Attributes:
         nodes: names of the nodes that may join, by public key.
         run: id of the run, which marks the processes of its program.
-        run_dir: directory of the run. If the run is killed, the head ends the program and removes this directory.
+        run_dir: directory of the run, in which the head listens on a unix socket. If the run is killed, the head ends
+            the program and removes this directory.
+        program: command line of the program, for people.
     """
 
     nodes: dict[str, str]
     run: str
     run_dir: str
+    program: str = ""

@@ -278,6 +278,17 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
     return Security.toward(endpoint, settings, *roles)
 
 
+def local_way(endpoint: str, settings: Settings) -> str:
+    """Return the unix socket of the head at *endpoint* if that is a head of this user on this machine that has one.
+    Otherwise return *endpoint*. A unix socket needs no key.
+    """
+    if is_tcp(endpoint):
+        for record in (*find_records(settings).records, *_of_unit(settings)):
+            if record.kind != "node" and endpoint in record.ways and not is_tcp(record.ways[0]):
+                return record.ways[0]
+    return endpoint
+
+
 def is_here(endpoint: str, listens: str) -> bool:
     """Return True if *endpoint* leads to a listener of this machine that was bound to *listens*.
 

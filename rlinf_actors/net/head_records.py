@@ -207,6 +207,8 @@ def script_of(pid: int) -> str:
 
 
 _TOKEN = re.compile(r"(--token[ =]|keys join )[^ -][^ ]*")
+_BOOTED = re.compile(r"  # (agentd|rlinf-actors)$")
+"""End of the statements by which this project starts its programs (`cluster.local_daemon.boot`)."""
 
 
 def script_in(words: list[str]) -> str:
@@ -219,7 +221,8 @@ def script_in(words: list[str]) -> str:
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
             rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
         if rest[:1] == ["-c"]:
-            rest = ["python -c", *rest[1:]]
+            booted = _BOOTED.search(rest[1]) if len(rest) > 1 else None
+            rest = [booted[1], *rest[2:]] if booted else ["python -c", *rest[1:]]
         elif rest[:1] == ["-m"]:
             rest = rest[1:]
         words = rest or words[:1]

@@ -21,7 +21,9 @@ from terminal import terminal
 from rlinf_actors import procfs
 from rlinf_actors.cli.run.plans import advice
 from rlinf_actors.cluster.local_daemon import processes_with
-from rlinf_actors.settings import TEST_MARK
+from rlinf_actors.net import discovery
+from rlinf_actors.net.head_records import find_records
+from rlinf_actors.settings import TEST_MARK, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "run-a-program.md"
 TOOL = [sys.executable, "-m", "rlinf_actors.cli.main"]
@@ -106,6 +108,9 @@ class TestHere:
                 [*TOOL, "nodes", "--json"], capture_output=True, text=True, check=True, timeout=pace.PATIENCE_S
             )
             assert [(node["hostname"], node["rank"]) for node in json.loads(found.stdout)] == [("node0", 0)]
+            assert f": run: {sys.executable} -c 'import os" in found.stderr
+            (head,) = (record for record in find_records(Settings.load()).records if record.kind == "head")
+            assert discovery.local_way(f"tcp://{head.address}", Settings.load()).startswith("ipc://"), "needs no key"
             assert process.stdout is not None
             for number in (signal.SIGUSR1, signal.SIGINT):
                 process.send_signal(number)

@@ -17,9 +17,10 @@ import pace
 import pytest
 
 from rlinf_actors.cluster.connect import ClusterArguments
+from rlinf_actors.cluster.local_daemon import AGENTD, RLINF_ACTORS, boot
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import head_records
-from rlinf_actors.net.discovery import endpoint_at, find_head, is_here, with_client_file
+from rlinf_actors.net.discovery import endpoint_at, find_head, is_here, local_way, with_client_file
 from rlinf_actors.net.head_records import PREFIX, SOCKET, SUFFIX, HeadRecord, find_records, publish
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
@@ -91,6 +92,14 @@ def test_standing_head_is_preferred_to_private_clusters(settings, run):
     run("private", "ipc:///tmp/rlinf-b/head")
     run("head", "tcp://10.0.0.1:6380")
     assert find_head(None, settings)[0] == "tcp://10.0.0.1:6380"
+
+
+def test_the_address_of_an_own_head_leads_to_its_unix_socket(settings, run):
+    run("head", "ipc:///tmp/rlinf-a/head", "tcp://0.0.0.0:6380")
+    run("head", "tcp://127.0.0.1:6381")
+    assert local_way("tcp://127.0.0.1:6380", settings) == "ipc:///tmp/rlinf-a/head"
+    for other in ("tcp://127.0.0.1:6381", "tcp://10.0.0.1:6380", "ipc:///run/x"):
+        assert local_way(other, settings) == other
 
 
 @pytest.mark.parametrize("kind", ["private", "head"])
@@ -341,6 +350,8 @@ def test_comparing_a_remote_head_does_not_resolve_its_name(monkeypatch):
         (["python3.11", "-u", "-X", "dev", "/home/ann/train.py", "--epochs", "3"], "train.py --epochs 3"),
         (["/usr/bin/python", "-m", "agentd", "--head"], "agentd --head"),
         (["python", "-c", "pass"], "python -c pass"),
+        (["python", *boot(AGENTD), "--of-run"], "agentd --of-run"),
+        (["python", *boot(RLINF_ACTORS), "head"], "rlinf-actors head"),
         (["python"], "python"),
         (["/opt/bin/rlinf-actors", "head"], "rlinf-actors head"),
         (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
-from rlinf_actors.cli import app
+from rlinf_actors.cli import app, serve_command
+from rlinf_actors.sampling.sample import Board, Sample
 
 
 @pytest.fixture
@@ -49,6 +51,19 @@ def test_a_cluster_with_keys_needs_a_viewers_key(serve, capsys):
     code, out, errors = serve()
     assert (code, out) == (78, "")
     assert "keys enroll NAME --viewer" in errors.replace("\n", " ")
+
+
+def test_a_head_that_is_not_reached_at_the_start_is_said_once(capsys):
+    drawn = []
+    sampler = SimpleNamespace(board=Board(), endpoint="tcp://10.0.0.1:6380")
+    sampler.on_sample = lambda: serve_command._say_why(sampler, lambda: drawn.append(sampler.board.number))
+    sampler.on_sample()  # events came before the first round had ended
+    for fault in ("nobody listens there", "it is silent"):
+        sampler.board.take(Sample(1.0, 1.0, fault=fault))
+        sampler.on_sample()
+    assert drawn == [0, 1, 2]
+    errors = capsys.readouterr().err
+    assert errors == "the head at tcp://10.0.0.1:6380 is not reached, and is asked again: nobody listens there\n"
 
 
 def test_a_port_in_use_is_refused_with_its_process_and_another_port(serve):

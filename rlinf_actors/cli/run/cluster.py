@@ -16,6 +16,7 @@ import json
 import os
 import re
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -111,9 +112,10 @@ class _Child:
 class RunCluster:
     """The head and the nodes of a run. Use it in a ``with`` block, which ends them. Main thread."""
 
-    def __init__(self, plan: Plan, signals: Signals) -> None:
+    def __init__(self, plan: Plan, signals: Signals, command: Sequence[str]) -> None:
         self._plan = plan
         self._signals = signals
+        self._command = command
         self._selector = selectors.DefaultSelector()
         self._dir = self._id = ""
         self._lock = -1
@@ -173,7 +175,7 @@ class RunCluster:
             "--of-run",
         ]
         self._head = self._spawn("head", (), command, {**env, KEY_DIR: str(keys)})
-        self._head.tell(msgspec.json.encode(HeadOrder(listed, self._id, self._dir)))
+        self._head.tell(msgspec.json.encode(HeadOrder(listed, self._id, self._dir, shlex.join(self._command))))
 
     def _spawn(self, title: str, names: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> _Child:
         path = Path(self._dir, "logs", f"{names[0] if len(names) == 1 else title}.log")
@@ -258,11 +260,11 @@ class RunCluster:
 
     # --- the program ---
 
-    def run(self, command: Sequence[str]) -> int:
+    def run(self) -> int:
         """Run the program, and forward signals to it. Return its exit code, 128 + N if signal N has ended it."""
         env = {name: value for name, value in os.environ.items() if name not in (HEAD_KEY, KEY_FILE)}
         env |= {HEAD: self._address, KEY_DIR: f"{self._dir}/keys", NUM_NODES: str(len(self._plan.names))}
-        started = program.start(self._id, command, env, self._signals.unblock)
+        started = program.start(self._id, self._command, env, self._signals.unblock)
         pidfd = os.pidfd_open(started.pid)
         try:
             self._selector.register(pidfd, selectors.EVENT_READ, started)

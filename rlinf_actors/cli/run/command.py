@@ -82,7 +82,7 @@ def run(
         plan = plans.here(nodes or 1, log_dir)
     else:
         plan = plans.by_ssh(list(filter(None, hosts.split(","))), ssh, python or sys.executable, address, log_dir)
-    with Signals() as signals, RunCluster(plan, signals) as cluster:
+    with Signals() as signals, RunCluster(plan, signals, command) as cluster:
         ended = cluster.wait_ready(timeout)
-        code = 128 + ended if ended else cluster.run(command)
+        code = 128 + ended if ended else cluster.run()
     context.exit(code)
