@@ -310,7 +310,8 @@ class ClusterArguments:
             return endpoint
         if wanted > 1:
             raise ConfigError(
-                f"is {wanted}, and no head is known: start `agentd --head` on one node and "
+                f"is {wanted}, and no head is known. For nodes on this machine alone run "
+                f"`rlinf-actors run --nodes {wanted} -- python SCRIPT`. Else start `agentd --head` on one node and "
                 f"`agentd --connect HOST:PORT` on the others, then pass head='HOST:PORT', set RLINF_HEAD, or write "
                 f'head = "HOST:PORT" into /etc/{CLIENT_FILE}',
                 path="num_nodes",

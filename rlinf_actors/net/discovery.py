@@ -31,6 +31,7 @@ from rlinf_actors.net.head_records import OF_HEAD_UNIT, SOCKET, HeadRecord, Mach
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
 from rlinf_actors.net.unix_sockets import trusted, user_name
+from rlinf_actors.plurals import counted
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ MAX_BYTES = 65536
 """Most bytes that are read of a client file."""
 PRIVATE = "private"
 """As the head's address this asks for a private cluster, even if the client file names a head."""
+SHOWN_PRIVATE = 3
+"""Most private clusters that are named beside a standing head."""
 CLIENT_FILE = "rlinf-actors/client.toml"
 """Path of a client file, relative to /etc and to the user's configuration directory."""
 
@@ -126,7 +129,8 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
 def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
     """Return the endpoint of the head that a command connects to, and a description of that head for people.
 
-    The description is "" if the user named the head.
+    The description is "" if the user named the head. A second line of it names private clusters that run beside a
+    standing head.
 
     Args:
         given: the value of --head, None if the option was not given.
@@ -144,7 +148,8 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
     heads = [record for record in seen.records if record.kind != "node"] or _of_unit(settings)
     candidates = [record for record in heads if record.kind == "head"] or heads
     if len(candidates) == 1:
-        return candidates[0].ways[0], f"{candidates[0].told()} ({candidates[0].address})"
+        only = f"{candidates[0].told()} ({candidates[0].address})"
+        return candidates[0].ways[0], only + _beside([one for one in heads if one.kind == "private"], candidates[0])
     if candidates:
         raise ConfigError(
             f"{len(candidates)} heads of yours run on this machine; say which by --head, or by {HEAD}:\n{table(heads)}"
@@ -155,6 +160,15 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
         f"no head is known, and none of yours runs on this machine: pass --head HOST:PORT, set {HEAD}, or write "
         f'head = "HOST:PORT" into /etc/{CLIENT_FILE} or ~/.config/{CLIENT_FILE}{_hint(seen)}'
     )
+
+
+def _beside(private: Sequence[HeadRecord], chosen: HeadRecord) -> str:
+    """Return a line about the private clusters that run beside the *chosen* head; "" if none does."""
+    if not private or chosen in private:
+        return ""
+    options = ", ".join(f"--head {record.address}" for record in private[-SHOWN_PRIVATE:])
+    more = f"{options} and {len(private) - SHOWN_PRIVATE} older ones" if len(private) > SHOWN_PRIVATE else options
+    return f"\n{counted(len(private), 'private cluster', 'also runs|also run')}: {more}"
 
 
 def _key_with_address(settings: Settings) -> KeyFile | None:

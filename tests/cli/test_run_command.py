@@ -19,8 +19,9 @@ import pytest
 from terminal import terminal
 
 from rlinf_actors import procfs
-from rlinf_actors.cli.run.plans import advice
+from rlinf_actors.cli.run.plans import advice, common_address
 from rlinf_actors.cluster.local_daemon import processes_with
+from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.head_records import find_records
 from rlinf_actors.settings import TEST_MARK, Settings
@@ -28,6 +29,7 @@ from rlinf_actors.settings import TEST_MARK, Settings
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "run-a-program.md"
 TOOL = [sys.executable, "-m", "rlinf_actors.cli.main"]
 RUN = [*TOOL, "run"]
+UNKNOWN = "no.such.host.invalid"
 WAITS = "import signal; print('up', flush=True); signal.pause()"
 
 live = [pytest.mark.live, pytest.mark.usefixtures("rlinf_leak_check", "own_places")]
@@ -231,3 +233,20 @@ def test_what_to_do_is_said_where_it_is_known():
     assert advice("ssh to gpu1", 127, "sh: exec: /p: not found") == "name the Python of that host by --python"
     assert "without a question" in advice("ssh to gpu1", 255, "Host key verification failed.")
     assert advice("agentd of node0", 127, "") == advice("ssh to gpu1", 1, "Killed") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "says"),
+    [
+        (
+            f"ann@{UNKNOWN}",
+            "--hosts",
+            r"^--hosts: ann@.* cannot be resolved \([^)]+\), and is no alias in ssh's config",
+        ),
+        ("gpu", "--hosts", r"invalid, which is gpu in ssh's configuration, cannot be resolved \([^)]+\)$"),
+        (UNKNOWN, "--slurm", r"^--slurm: .*invalid cannot be resolved \([^)]+\)$"),
+    ],
+)
+def test_a_name_without_an_address_is_said_to_be_unresolved(name, option, says):
+    with pytest.raises(ConfigError, match=says):
+        common_address({name: UNKNOWN}, option)

@@ -91,7 +91,10 @@ def test_standing_head_is_preferred_to_private_clusters(settings, run):
     run("private", "ipc:///tmp/rlinf-a/head")
     run("private", "ipc:///tmp/rlinf-b/head")
     run("head", "tcp://10.0.0.1:6380")
-    assert find_head(None, settings)[0] == "tcp://10.0.0.1:6380"
+    endpoint, told = find_head(None, settings)
+    assert endpoint == "tcp://10.0.0.1:6380"
+    beside = "2 private clusters also run: --head /tmp/rlinf-a, --head /tmp/rlinf-b"
+    assert told.splitlines() == ["head, pid 4321, up 0 s: its program is not known (10.0.0.1:6380)", beside]
 
 
 def test_the_address_of_an_own_head_leads_to_its_unix_socket(settings, run):
@@ -474,7 +477,9 @@ def test_a_named_client_file_must_be_there(tmp_path):
 def test_cluster_joins_only_a_head_that_was_named(settings, run):
     run("head", "tcp://10.0.0.1:6380")
     assert ClusterArguments().endpoint(settings, 1) == "", "a private one"
-    with pytest.raises(ConfigError, match=r"is 2, and no head is known: .* or write head = .* into .*client\.toml"):
+    with pytest.raises(
+        ConfigError, match=r"is 2, and no head is known\. .*run --nodes 2 -- .* head = .* into .*client\.toml"
+    ):
         ClusterArguments().endpoint(settings, 2)
 
 

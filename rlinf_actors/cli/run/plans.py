@@ -21,6 +21,7 @@ from rlinf_actors.settings import SlurmJob
 SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 """No terminal, no questions; a connection ends 15 s after the last sign of life of its other end."""
 
+HOSTS = "--hosts"
 BY_SSH = "ssh to "
 """Beginning of the titles of what starts nodes by ssh."""
 
@@ -89,11 +90,11 @@ def by_ssh(hosts: Sequence[str], ssh: str, python: str, address: str | None, log
     names = [host.rpartition("@")[2] for host in hosts]
     for name in names:
         if wrong := wrong_name(name, "a node"):
-            raise ConfigError(f"{wrong}; give the host a name in ~/.ssh/config", path="--hosts")
+            raise ConfigError(f"{wrong}; give the host a name in ~/.ssh/config", path=HOSTS)
         if names.count(name) > 1:
-            raise ConfigError(f"names {name} twice; a host is one node of a run", path="--hosts")
+            raise ConfigError(f"names {name} twice; a host is one node of a run", path=HOSTS)
     words = shlex.split(ssh)
-    reach = address or common_address({host: _host_of(words, host) for host in hosts})
+    reach = address or common_address({host: _host_of(words, host) for host in hosts}, HOSTS)
     remote = f"exec {shlex.join([python, *_agentd()])}"
     starts = [
         Start(f"{BY_SSH}{host}", [*words, *SSH_OPTIONS, host, remote], [name])
@@ -121,7 +122,7 @@ def in_slurm(address: str | None, log_dir: str | None) -> Plan:
     addresses = dict(re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE))
     names, number = list(addresses), len(addresses)
     command = ["srun", f"--nodes={number}", f"--ntasks={number}", *SRUN_OPTIONS, sys.executable, *_agentd()]
-    reach = address or common_address(addresses if number > 1 else {})
+    reach = address or common_address(addresses if number > 1 else {}, "--slurm")
     return Plan(names, _to_listen(reach), reach, [Start("srun", command, names)], False, log_dir)
 
 
@@ -139,18 +140,24 @@ def advice(title: str, code: int, last: str) -> str:
     return ""
 
 
-def common_address(machines: Mapping[str, str]) -> str:
+def common_address(machines: Mapping[str, str], option: str) -> str:
     """Return this machine's address on the routes to all *machines*: host names or addresses, by names for people.
+    *option* has said which machines these are.
 
     Raises:
-        ConfigError: a machine has no route, or two have different ones; then the user has to choose.
+        ConfigError: a machine has no address or no route, or two have different ones; then the user has to choose.
     """
     found: dict[str, str] = {}
     for name, host in machines.items():
         try:
             ip = route_ip(host)
+        except socket.gaierror as error:
+            known = name.rpartition("@")[2] == host
+            what = name if known else f"{host}, which is {name} in ssh's configuration,"
+            more = ", and is no alias in ssh's configuration" * (known and option == HOSTS)
+            raise ConfigError(f"{what} cannot be resolved ({error.strerror}){more}", path=option) from None
         except OSError as error:
-            raise ConfigError(f"there is no route to {name}: {error.strerror or error}") from None
+            raise ConfigError(f"there is no route to {name}: {error.strerror or error}", path=option) from None
         if not is_loopback(ip):  # a process of this machine reaches the other addresses too
             found.setdefault(ip, name)
     if len(found) > 1:
@@ -165,7 +172,7 @@ def _agentd() -> list[str]:
 
 def _host_of(ssh: Sequence[str], host: str) -> str:
     """Return the host name or address for the ssh destination *host*, which may be an alias of ~/.ssh/config."""
-    lines = _output([*ssh, "-G", host], "--hosts").splitlines()
+    lines = _output([*ssh, "-G", host], HOSTS).splitlines()
     return dict(line.split(" ", 1) for line in lines if " " in line).get("hostname", host)
 
 
