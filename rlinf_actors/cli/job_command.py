@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from typing import Any
 
 import click
@@ -33,10 +32,12 @@ from rlinf_actors.cli.views import (
     group_text,
     reason_option,
 )
+from rlinf_actors.cli.worker_counts import counts_dict, counts_text
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import duration
 from rlinf_actors.plurals import counted
 from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.program import placed
 
 
 @click.group()
@@ -135,7 +136,7 @@ def job_dict(name: str, status: Status) -> dict[str, Any]:
         "name": name,
         "drivers": [driver_dict(driver) for driver in status.drivers if driver.namespace == name],
         "groups": [group_dict(group) for group in groups],
-        "workers": dict(Counter(worker.state for group in groups for worker in group.workers)),
+        **counts_dict(worker for group in groups for worker in group.workers),
         "leases": [
             {"title": lease.title, "group": lease.group, "state": lease.state, "held_s": round(lease.held_s, 3)}
             for lease in status.leases
@@ -148,14 +149,15 @@ def find_job(jobs: list[dict[str, Any]], name: str) -> dict[str, Any]:
     found = next((job for job in jobs if job["name"] == name), None)
     if found is None:
         known = ", ".join(job["name"] for job in jobs) or "none at all"
-        raise UsageError(f"there is no job {name!r}; there are: {known}")
+        left = f"what it left, if it has ended: `rlinf-actors events --job {name}`, `rlinf-actors logs --job {name}`"
+        raise UsageError(f"there is no job {name!r}; there are: {known}; {left}")
     return found
 
 
 def _row(job: dict[str, Any], at: float) -> tuple[Any, ...]:
     drivers = job["drivers"]
     first = drivers[0] if drivers else None
-    workers = ", ".join(f"{count} {state}" for state, count in job["workers"].items()) or "-"
+    workers = counts_text(job) if job["workers"] else "-"
     if first is None:
         return job["name"], "none (detached)", "-", "-", "-", len(job["groups"]), workers
     more = f" and {len(drivers) - 1} more" if len(drivers) > 1 else ""
@@ -173,13 +175,12 @@ def _row(job: dict[str, Any], at: float) -> tuple[Any, ...]:
 def _driver_line(driver: dict[str, Any], at: float) -> str:
     key = f", key {driver['key']}" if driver["key"] else ""
     script = f": {driver['script']}" if "/" in driver["script"] else ""
-    where = f" on {driver['hostname']}" if driver["hostname"] else ""
-    return f"{driver['text'] or 'a driver'}{where}, process {driver['pid']}, for {_age(driver, at)}{key}{script}"
+    who = placed(driver["text"] or "a driver", driver["pid"], driver["hostname"], driver["started"] or 0.0, at)
+    return f"{who}{key}{script}"
 
 
 def _group_line(group: dict[str, Any]) -> str:
-    workers = ", ".join(f"{count} {state}" for state, count in group["workers"].items())
-    return f"{group['name']}: {group['class']}, {group['state']}, {workers}"
+    return f"{group['name']}: {group['class']}, {group['state']}, {counts_text(group)}"
 
 
 def _age(driver: dict[str, Any], at: float) -> str:

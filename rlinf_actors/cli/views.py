@@ -31,6 +31,7 @@ from rlinf_actors.cli.output import (
 )
 from rlinf_actors.cli.process_figures import figures_of
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
+from rlinf_actors.cli.worker_counts import counts_dict, counts_text
 from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging.routes import COLUMNS, lines
 from rlinf_actors.model.readable import duration
@@ -62,9 +63,9 @@ def status(head: str | None, as_json: bool) -> None:
             "nodes": _counts(data["nodes"]),
             "hardware": hardware_text(data["hardware"], found.leases) or "none",
             "groups": _counts(data["groups"]) + (f" ({data['detached']} detached)" if data["detached"] else ""),
-            "workers": _counts(data["workers"]),
+            "workers": counts_text(data),
             "leases": [_lease(one) for one in found.leases] or "none",
-            "drivers": [_driver(driver) for driver in found.drivers] or "none",
+            "drivers": [f"{driver.told(found.at)}: job {driver.namespace}" for driver in found.drivers] or "none",
             "clients": _others(found),
         }
     )
@@ -93,7 +94,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
         "hardware": dict(hardware),
         "groups": dict(Counter(group.state for group in found.groups)),
         "detached": sum(group.detached for group in found.groups),
-        "workers": dict(Counter(worker.state for group in found.groups for worker in group.workers)),
+        **counts_dict(worker for group in found.groups for worker in group.workers),
         "leases": [
             {
                 **msgspec.structs.asdict(lease),
@@ -139,11 +140,6 @@ def driver_dict(driver: DriverState) -> dict[str, Any]:
         "node_rank": driver.node_rank if driver.node_rank >= 0 else None,
         "text": str(driver.program),
     }
-
-
-def _driver(driver: DriverState) -> str:
-    where = f" on {driver.program.hostname}" if driver.program.hostname else ""
-    return f"{str(driver.program) or 'a driver'}{where}, process {driver.pid}: job {driver.namespace}"
 
 
 def _others(found: Status) -> list[str] | str:
@@ -259,7 +255,7 @@ def groups(context: click.Context, head: str | None, as_json: bool) -> None:
                 row["name"],
                 row["class"],
                 row["state"] + (", detached" if row["detached"] else ""),
-                ", ".join(f"{count} {state}" for state, count in row["workers"].items()),
+                counts_text(row),
                 ",".join(map(str, row["node_ranks"])),
             )
             for row in rows
@@ -275,7 +271,7 @@ def group_dict(group: GroupState) -> dict[str, Any]:
         "class": group.cls,
         "state": group.state,
         "world_size": len(group.workers),
-        "workers": dict(Counter(worker.state for worker in group.workers)),
+        **counts_dict(group.workers),
         "node_ranks": sorted({worker.node_rank for worker in group.workers}),
         "owner": group.owner,
         "detached": group.detached,
@@ -331,7 +327,7 @@ def group_text(status: Status, group: GroupState) -> str:
 def owner_of(status: Status, group: GroupState) -> str:
     """Return the driver that owns a group, for people, "" if none is connected."""
     owner = next((one for one in status.drivers if one.incarnation == group.owner), None)
-    return "" if owner is None else f"{str(owner.program) or 'a driver'}, process {owner.pid}"
+    return "" if owner is None else owner.told(status.at)
 
 
 def end_group(endpoint: str, group: GroupState, grace_s: float, reason: str) -> None:
@@ -367,10 +363,14 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
     if found:
         spaces = ", ".join(sorted(group.namespace for group in found))
         raise UsageError(f"{len(found)} groups are called {name!r}: say which by --job ({spaces})")
-    where = "" if namespace is None else f" in job {namespace!r}"
+    raise no_group(groups, name, "" if namespace is None else f" in job {namespace!r}")
+
+
+def no_group(groups: Sequence[GroupState], name: str, where: str = "") -> UsageError:
+    """Return the error that there is no group called *name*; *where* says in which job."""
     known = ", ".join(sorted(f"{group.name} ({group.namespace})" for group in groups)) or "none at all"
     ended = f"if it has ended, `rlinf-actors events --group {name}` says how it ended"
-    raise UsageError(f"there is no group {name!r}{where}; there are: {known}; {ended}")
+    return UsageError(f"there is no group {name!r}{where}; there are: {known}; {ended}")
 
 
 @click.command()
@@ -383,6 +383,8 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
     CPU time and memory are shown for the workers on this machine.
     """
     _, found = status_of(head)
+    if group is not None and all(each.name != group for each in found.groups):
+        raise no_group(found.groups, group)
     here = host_key()
     near = {node.rank for node in found.nodes if node.report.host == here}
     rows = [
@@ -412,7 +414,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
             )
             for row in rows
         ],
-        "no worker is running" if group is None else f"group {group!r} has no worker",
+        "no worker is running",
     )
 
 

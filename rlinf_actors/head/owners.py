@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_actors.head.records import Client, Group
-from rlinf_actors.model.readable import duration
 from rlinf_actors.shown import printable
+from rlinf_actors.wire.program import placed
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -61,9 +61,7 @@ def process_of(head: Coordinator, client: Client) -> str:
         who = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
     node = next(iter(head.nodes.on_host(client.host)), None)
     hostname = node.report.hostname if node is not None else printable(client.program.hostname)
-    started = client.program.started
-    age = f", started {duration(head.wall - started)} ago" if started and head.wall else ""
-    return f"{who} (pid {client.pid} on {hostname or 'a machine without an agentd'}{age})"
+    return placed(who, client.pid, hostname or "a machine without an agentd", client.program.started, head.wall)
 
 
 def owner_clause(head: Coordinator, group: Group) -> str:

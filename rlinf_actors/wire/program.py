@@ -41,10 +41,19 @@ def process_text(program: Program, pid: int, now: float) -> str:
 
     *now* is the present time in seconds since the epoch.
     """
-    age = f", started {duration(now - program.started)} ago" if program.started else ""
-    where = f" on {program.hostname}" if program.hostname else ""
     command = f"`{program.script}`" if program.script else "process"
-    return printable(f"{program.user or 'a user'}'s {command} (pid {pid}{where}{age})", 2 * MOST_CHARS)
+    who = f"{program.user or 'a user'}'s {command}"
+    return printable(placed(who, pid, program.hostname, program.started, now), 2 * MOST_CHARS)
+
+
+def placed(who: str, pid: int, hostname: str, started: float, now: float) -> str:
+    """Return *who* a process is with where it is and its age: "ann's train.py (pid 4242 on gpu-1, started 3 h ago)".
+
+    *started* and *now* are in seconds since the epoch, 0 if they are not known. *hostname* is "" if it is not known.
+    """
+    where = f" on {hostname}" if hostname else ""
+    age = f", started {duration(max(0.0, now - started))} ago" if started and now else ""
+    return f"{who} (pid {pid}{where}{age})"
 
 
 class DriverState(Value, frozen=True):
@@ -65,3 +74,8 @@ class DriverState(Value, frozen=True):
     node_rank: int
     program: Program
     key: Name = ""
+
+    def told(self, now: float) -> str:
+        """Return which process this is, for people, as errors of the head name it. *now* is the head's present time."""
+        program = self.program
+        return placed(str(program) or "a driver", self.pid, printable(program.hostname), program.started, now)

@@ -17,6 +17,7 @@ from rlinf_actors.cli.process_figures import Figures
 from rlinf_actors.cli.views import worker_dict
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.program import DriverState, Program
+from rlinf_actors.wire.values import WorkerPulse, WorkerState
 
 
 def test_nodes_json_has_stable_keys(shown):
@@ -66,6 +67,8 @@ def test_groups_are_listed(shown):
             "state": "running",
             "world_size": 2,
             "workers": {"gone": 1, "running": 1},
+            "unresponsive": 0,
+            "in_breakpoints": 0,
             "node_ranks": [0, 1],
             "owner": "driver-1",
             "detached": False,
@@ -73,6 +76,18 @@ def test_groups_are_listed(shown):
     ]
     _, out, _ = shown("groups")
     assert "greeters" in out
+
+
+def test_workers_that_do_not_answer_or_wait_in_a_breakpoint_are_counted(shown):
+    status = example_status()
+    pulses = [WorkerPulse("no answer"), None, *[WorkerPulse(breakpoint="a.py:1 in f")] * 2]
+    workers = [WorkerState(f"w{n}", n, 0, "10.0.0.1", "running", pulse=pulse) for n, pulse in enumerate(pulses)]
+    status = replace(status, groups=[replace(status.groups[0], workers=[status.groups[0].workers[0], *workers])])
+    said = "1 gone, 4 running (1 unresponsive, 2 in breakpoints)"
+    assert f"workers   {said}\n" in shown("status", status=status)[1]
+    assert said in shown("groups", status=status)[1]
+    assert f"greeters: hello:Greeter, running, {said}\n" in shown("job", "show", "job-1", status=status)[1]
+    assert said in shown("job", "list", status=status)[1]
 
 
 def test_workers_are_listed_by_rank_with_their_ends(shown):
@@ -152,10 +167,10 @@ def test_a_narrow_terminal_shows_whole_words(columns):
     assert ("KEY            'empty'" in lines) == (columns == 40), "a line for each cell"
 
 
-def test_workers_of_an_unknown_group_are_none(shown):
+def test_workers_of_an_unknown_group_are_refused_with_the_groups_that_there_are(shown):
     code, out, err = shown("workers", "nobody")
-    assert (code, out) == (0, "")
-    assert err == "group 'nobody' has no worker\n"
+    assert (code, out) == (64, "")
+    assert "there is no group 'nobody'; there are: " in err
 
 
 def test_status_shows_the_cluster(shown):

@@ -59,9 +59,9 @@ def test_older_head_is_reported_as_unable_to_end_groups(shown):
 
 
 def test_a_group_is_ended_only_if_a_person_confirms_it(shown):
-    driver = DriverState("driver-1", "one", 7, 0, Program("ann", "gpu-1", "/home/ann/train.py"))
-    status = with_groups(("one", "b"), drivers=[driver])
-    what = "group b of job one: 1 worker on node 0, of ann's train.py, process 7"
+    driver = DriverState("driver-1", "one", 7, 0, Program("ann", "gpu-1", "/home/ann/train.py", 1000.0))
+    status = with_groups(("one", "b"), drivers=[driver], at=1080.0)
+    what = "group b of job one: 1 worker on node 0, of ann's train.py (pid 7 on gpu-1, started 80 s ago)"
     code, _, err = shown("group", "stop", "b", status=status)
     assert (code, err) == (64, f"{what}\nerror: this ends {what}: confirm it by --yes\n")
     code, _, err = shown("job", "stop", "one", status=status)

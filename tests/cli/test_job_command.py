@@ -49,7 +49,7 @@ def test_a_job_without_a_driver_and_one_without_a_group_are_listed(shown):
 
 def test_a_job_is_shown_with_drivers_groups_and_robots(shown):
     _, out, _ = shown("job", "show", "job-1", status=status_with(DRIVER))
-    assert "ann's train.py on gpu-1, process 7, for 3 h, key ann: /home/ann/train.py" in out
+    assert "ann's train.py (pid 7 on gpu-1, started 3 h ago), key ann: /home/ann/train.py" in out
     assert "greeters: hello:Greeter, running, 1 gone, 1 running" in out
     assert "Arm 1: group arms, 5 min" in out
     assert "Arm 2" not in out  # another job's
@@ -57,13 +57,14 @@ def test_a_job_is_shown_with_drivers_groups_and_robots(shown):
 
 def test_an_unknown_job_is_refused_with_the_names_that_there_are(shown):
     code, _, err = shown("job", "show", "nope", status=status_with(DRIVER))
-    assert (code, "there is no job 'nope'; there are: job-1" in err) == (64, True)
+    assert (code, "there is no job 'nope'; there are: job-1; what it left" in err) == (64, True)
+    assert "`rlinf-actors events --job nope`, `rlinf-actors logs --job nope`" in err.replace("\n", " ")
 
 
 def test_status_shows_drivers_and_counts_the_other_clients(shown):
     clients = ["driver d1 ...", "worker w0 ...", "worker w1 ..."]
     _, out, _ = shown("status", status=status_with(DRIVER, clients=clients))
-    assert "drivers   ann's train.py on gpu-1, process 7: job job-1" in out
+    assert "drivers   ann's train.py (pid 7 on gpu-1, started 3 h ago): job job-1" in out
     assert "2 workers and children of workers" in out
 
 
