@@ -207,6 +207,11 @@ class RemoteChannel(RequestMaker):
         self._senders: dict[int, RequestSender] = {}  # by rank of the replica
         self.put_window = PutWindow()
 
+    @property
+    def starting(self) -> bool:
+        """True if a host process is not running yet, as far as this process knows."""
+        return not all(map(self._group.serves, range(len(self._group.peers))))
+
     # --- requests to all replicas ---
 
     def show(self, what: str = "counts") -> AsyncWork[View]:

@@ -175,6 +175,11 @@ class ConnectingChannel(RequestMaker):
         self.search: AsyncWork[int] = AsyncWork.of(here.runtime.io, self._find(here), f"connecting to channel {name!r}")
         self.search._on_done(self._search_done)
 
+    @property
+    def starting(self) -> bool:
+        """True if a host process is not running yet. False while the channel is not found."""
+        return self.found is not None and self.found.starting
+
     async def _find(self, here: JobMember) -> int:
         try:
             channel, maxsize = await find(here, self._name)

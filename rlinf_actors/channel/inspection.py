@@ -41,7 +41,8 @@ class ChannelViews(Generic[T]):
         except CallTimeoutError:
             if isinstance(asked, JoinedWork):
                 asked.abandon()
-            items, lost = f"not known: its process has not answered within {SHOWN_S:g} s", 0
+            why = f": its process has not answered within {SHOWN_S:g} s"
+            items, lost = f"not known{' yet: its process is starting' if self._backend.starting else why}", 0
         except RlinfActorsError as error:
             items, lost = f"not known: {error}", 0
         else:

@@ -69,6 +69,8 @@ class LocalChannel:
     handle of it is sent have a LocalChannel each with the same *id*; see `local_channel`.
     """
 
+    starting = False  # as no process holds the items for this one
+
     def __init__(self, name: str = "local", maxsize: int = 0, max_deliveries: int = 0, id: str = "") -> None:
         self._name = name
         self._id = id

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pace
 import pytest
@@ -15,6 +16,7 @@ from notebook_page import page_of, shown_by
 
 from rlinf_actors import Channel, ChannelBrokenError, Cluster, ComponentPlacement, NodePlacementStrategy, Worker
 from rlinf_actors.channel import inspection
+from rlinf_actors.placement.plan import plan
 from rlinf_actors.shown import HTML_ROWS, html_table
 from tests import pictures
 from tests.browser import chromium
@@ -29,7 +31,6 @@ CELLS = (
     'channel = await Channel.create("items", maxsize=4, async_op=True)\n'
     'for item in "ab":\n    await channel.put(item, async_op=True)\nchannel',
     "ComponentPlacement(config, cluster)",
-    "from rlinf_actors.placement.plan import plan\nplan(config, cluster)",
 )
 CONFIG = {"cluster": {"num_nodes": 1, "component_placement": {"env": {"node_group": "node", "placement": "0:0-1"}}}}
 
@@ -82,6 +83,11 @@ def shown(value: object) -> Reader:
     return Reader(value._repr_html_())  # type: ignore[attr-defined]
 
 
+def parent_of(pid: int) -> int:
+    (parent,) = re.findall(r"^PPid:\t(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(parent)
+
+
 @pytest.mark.live
 async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypatch):
     monkeypatch.setattr(inspection, "SHOWN_S", pace.PATIENCE_S)  # a busy machine
@@ -90,7 +96,7 @@ async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypat
     tables = [await shown_by(code, names) for code in CELLS]
     cluster, group, channel = (names[name] for name in ("cluster", "group", "channel"))
     async with cluster:
-        nodes, workers, view, done, items, placement, planned = map(Reader, tables)
+        nodes, workers, view, done, items, placement = map(Reader, tables)
         (headings, node) = nodes.rows
         assert dict(zip(headings, node, strict=True))["rank"] == "0"
         assert workers.texts == ["WorkerGroup 'env' of 2 Env"]
@@ -99,7 +105,7 @@ async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypat
         assert [(row[0], row[2]) for row in done.rows[1:]] == [("env:0", "returned"), ("env:1", "returned")]
         assert {"maxsize": "4", "items": "2"}.items() <= dict(items.rows).items()
         assert placement.rows[1:] == [["env", "0:0-1", "2"]]
-        assert planned.rows[1:] == [["env", "0:0-1", "2", "node"]]
+        assert shown(plan(CONFIG, cluster)).rows[1:] == [["env", "0:0-1", "2", "node"]]
         failed = group.step(fails=True)
         with pytest.raises(ValueError, match="rank 1"):
             await failed
@@ -110,6 +116,11 @@ async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypat
         os.kill(host, signal.SIGSTOP)
         monkeypatch.setattr(inspection, "SHOWN_S", 0.5)
         assert ["items", "not known: its process has not answered within 0.5 s"] in shown(channel).rows
+        template = parent_of(host)
+        os.kill(template, signal.SIGSTOP)
+        young = await Channel.create("young", async_op=True)
+        assert ["items", "not known yet: its process is starting"] in shown(young).rows
+        os.kill(template, signal.SIGCONT)
         os.kill(host, signal.SIGKILL)
         with pytest.raises(ChannelBrokenError):
             await channel.get(async_op=True)
