@@ -30,7 +30,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     but those that are not in a folder of docs/, such as the glossary, are in the first tab. Links above all tabs
     have no place in it.
     """
-    overview: list[Any] = ["index.md"]
+    overview: list[Any] = [{config.site_name: "index.md"}]
     tabs: list[dict[str, Any]] = [{"Overview": overview}]
     here: list[Any] = []
     line = re.compile(r"^\*\*(.+?)\*\*|^\*([^*]+)\*$|\]\(([^)\s#]+\.md)\)", re.MULTILINE)
@@ -78,6 +78,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     if original.endswith(".md"):
         markdown = _LINK.sub(on_site, markdown)
+    if here == "index.md":
+        page.meta["title"] = config.site_description  # in the browser's title, before the name of the site
     if here == "reference/api.md":
         entry = re.compile(r"^### (\w+)\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
         markdown = entry.sub(r"### \1\n\n::: rlinf_actors.\1\n\n", markdown)

@@ -56,6 +56,13 @@ def test_every_page_of_docs_is_in_the_index():
             and path not in linked] == []  # fmt: skip
 
 
+def test_the_index_begins_as_readme_does():
+    """Its description, first command and chart are README's."""
+    begins = ROOT.joinpath("docs", "index.md").read_text().partition("\n## What do you want to do?\n")[0]
+    readme = ROOT.joinpath("README.md").read_text().replace("](docs/", "](").split("\n\n")
+    assert [part for part in begins.strip().split("\n\n") if part not in readme] == []
+
+
 def test_pages_that_code_names_exist():
     for package in ("rlinf_actors", "agentd", "tests", "examples", "benchmarks"):
         for path in ROOT.joinpath(package).rglob("*.py"):

@@ -72,7 +72,7 @@ PYTHON: Mapping[str, Collection[str]] = {
 }  # fmt: skip
 """The tests that run Python blocks, with their pages."""
 COMMANDS: Mapping[str, Collection[str]] = {
-    ".ci/run": ("README",),
+    ".ci/run": ("README", "index"),
     "tests/cli/test_dropin_command.py": ("rlinf",),
     "tests/cli/test_run_command.py": ("run-a-program",),
     "tests/examples/test_page_commands.py": (
