@@ -175,7 +175,7 @@ class App:
                 return Output(stream, title, [], str(error))
             return Output(stream, title, [bar(line.expandtabs()) for line in lines])
 
-        return list(await asyncio.gather(read("err", "stderr"), read("out", "stdout")))
+        return list(await asyncio.gather(read("out", "stdout"), read("err", "stderr")))
 
     async def _node(self, request: web.Request) -> web.Response:
         node = self._board.node(request.match_info["id"])

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,10 @@ class Pages:
         )
 
     def refused(self, status: int, text: str) -> str:
-        """Return the page for a request that is not served."""
-        return self._environment.get_template("refused.html").render(status=status, text=text)
+        """Return the page for a request that is not served. It has nothing of the cluster: the token may be missing."""
+        phrase = HTTPStatus(status).phrase
+        template = self._environment.get_template("refused.html")
+        return template.render(status=status, phrase=phrase, text=text, here="", live=False)
 
 
 # --- how templates write values ---

@@ -51,12 +51,18 @@ async def test_page_in_a_browser():
         await page.get_by_role("link", name="Stacks").click()
         await page.locator("pre", has_text="alert(1)").wait_for()
         # its log, which updates itself
+        served.said += [f"line {number}" for number in range(150)]
         await page.get_by_role("link", name="Log").click()
         await page.locator("#out pre", has_text="alert(1)").wait_for()
+        at_end = "(all) => all.every((box) => box.scrollTop === 0 && box.scrollHeight > box.clientHeight) && all.length"
+        newest = "(pre) => pre.getBoundingClientRect().bottom <= pre.parentElement.getBoundingClientRect().bottom"
+        assert await page.locator(".newest").evaluate_all(at_end) == 2
+        assert await page.locator("#out pre").evaluate(newest)
         served.said.append("the newest line")
         next_sample(found, 400.0, 500)
         served.sampler.on_sample()
         await page.locator("#err pre", has_text="the newest line").wait_for()
+        assert await page.locator("#err pre").evaluate(newest)
         assert await page.locator("#out script").count() == 0
         # no sideways scrolling on a phone, and the dark colours are dark
         for scheme in ("light", "dark"):

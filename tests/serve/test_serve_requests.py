@@ -85,6 +85,7 @@ async def test_foreign_requests_are_refused():
             for headers in all_headers:
                 status, _, text = await ask(port, "/", **{name.replace("-", "_"): v for name, v in headers.items()})
                 assert (status, "gpu-0" in text) == (code, False), headers
+                assert "10.0.0.1" not in text
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
             status, headers, _ = await ask(port, "/", method)
             assert (status, headers["Allow"]) == (405, "GET, HEAD"), method
@@ -120,7 +121,7 @@ async def test_log_of_a_worker_is_read_once_for_each_sample():
         served.said[:] = [f"line {n}\t\x1b[31mred\x1b[0m" for n in range(1000)]
         answers = await asyncio.gather(*(ask(served.port, "/workers/w-1/log") for _ in range(5)))
         assert {answer[0] for answer in answers} == {200}
-        files = [("id-1", "job-a", f"rollout-1.{stream}") for stream in ("err", "out")]
+        files = [("id-1", "job-a", f"rollout-1.{stream}") for stream in ("out", "err")]
         assert served.asked == files
         text = answers[0][2]
         assert "line 800        red\n" in text
@@ -179,6 +180,24 @@ async def test_the_token_is_exchanged_for_a_cookie_that_scripts_cannot_read():
         assert (await ask(port, "/", bearer=False, Cookie=f"rlinf_actors_{port}={TOKEN}"))[0] == 401
         status, _, _ = await ask(port, f"/?token={TOKEN}", bearer=False, Sec_Fetch_Site="cross-site")
         assert status == 403
+
+
+@pytest.mark.parametrize(("asked", "status", "said"), [
+    ({"path": "/nothing"}, 404, "404 Not Found"),
+    ({"path": "/workers/w-9"}, 404, "the head knows no worker of this id"),
+    ({"path": "/", "bearer": False}, 401, "the token is missing"),
+    ({"path": "/", "Host": "evil.example"}, 403, "the Host header does not name this server"),
+    ({"path": "/", "method": "POST"}, 405, "only GET"),
+])  # fmt: skip
+async def test_a_refusal_looks_like_a_page_leads_back_and_says_nothing_of_the_cluster(asked, status, said):
+    async with server(board()) as served:
+        found, headers, text = await ask(served.port, **asked)
+    assert (found, said in text) == (status, True)
+    assert HEADERS.items() <= dict(headers).items()
+    for part in ('href="/static/page.css"', '<nav aria-label="Pages">', '<a href="/">To the overview</a>'):
+        assert part in text
+    for part in ("10.0.0.1", "gpu-", "metrics", "head up", "Emergency stop"):
+        assert part not in text
 
 
 def test_a_cookie_is_secure_behind_https_and_of_one_token():
