@@ -20,9 +20,18 @@ from rlinf_actors.cli import app
 from rlinf_actors.cli.doctor import command as doctor
 from rlinf_actors.cli.doctor import machine as doctor_machine
 from rlinf_actors.cli.doctor import machine_checks as doctor_checks
+from rlinf_actors.cli.doctor.agentds import Agentd, agentds, asked, environment, log_dir_of, recorded
 from rlinf_actors.cli.doctor.finding import Finding
-from rlinf_actors.cli.doctor.machine import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
-from rlinf_actors.cli.doctor.machine_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess, diagnose
+from rlinf_actors.cli.doctor.machine import directory, inspect_machine, key_files, processes, stale_run_dirs
+from rlinf_actors.cli.doctor.machine_checks import (
+    AgentdFacts,
+    Directory,
+    Disk,
+    KeyOnDisk,
+    MachineFacts,
+    OwnProcess,
+    diagnose,
+)
 from rlinf_actors.cli.process_figures import Figures
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError
 from rlinf_actors.net.link import Diagnosis
@@ -40,6 +49,8 @@ FACTS = NodeFacts(
     clock_synchronized=True,
     py_spy="/venv/bin/py-spy",
 )
+NO_CGROUPS = Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})
+NO_MEMORY = Roots("/w", ("pids",), why={"memory": "that"})
 GOOD = MachineFacts(
     user=1000,
     python=(3, 11, 7),
@@ -55,12 +66,16 @@ GOOD = MachineFacts(
     run_parent=Directory("/tmp", 0o1777),
     memfd="",
     peers="",
-    cgroups=Roots("/sys/fs/cgroup/w", ("memory", "pids")),
+    agentds=[AgentdFacts(Roots("/sys/fs/cgroup/w", ("memory", "pids")))],
     facts=FACTS,
     head="10.0.0.1:6380",
     head_version="1.0",
     version="1.0",
 )
+
+
+def with_agentd(**changes):
+    return {"agentds": [dataclasses.replace(GOOD.agentds[0], **changes)]}
 
 
 def with_facts(**changes):
@@ -95,9 +110,9 @@ def test_good_machine_passes_all_checks():
         ({"run_parent": Directory("/" + 70 * "x", 0o700)}, "run_dir", "warn", "71 bytes long", "RLINF_ACTORS_RUN_DIR"),
         ({"memfd": "Cannot allocate memory"}, "shared_memory", "warn", "Cannot allocate", "memory limit"),
         ({"peers": "PermissionError: …"}, "shared_memory", "warn", "one another's memory", "SYS_PTRACE"),
-        ({"cgroups": Roots(why={"cgroup": "this", "memory": "m", "pids": "p"})}, "cgroup", "warn", "mark", "this"),
-        ({"cgroups": Roots("/w", ("pids",), why={"memory": "that"})}, "memory_limit", "warn", "cannot hold", "that"),
-        ({"cgroup_error": "is '/x', which is no directory"}, "cgroup", "fail", "no directory", "agentd.toml"),
+        (with_agentd(cgroups=NO_CGROUPS), "cgroup", "warn", "mark", "this"),
+        (with_agentd(cgroups=NO_MEMORY), "memory_limit", "warn", "cannot hold", "that"),
+        (with_agentd(cgroup_error="is '/x', which is no directory"), "cgroup", "fail", "no directory", "agentd.toml"),
         ({"head_error": "no answer in 5 s"}, "head", "fail", "no answer", "agentd --head --listen 10.0.0.1:6380"),
         ({"head_version": "0.9"}, "head", "warn", "version 0.9, this is 1.0", "install rlinf-actors 0.9"),
         ({"keys": [KeyOnDisk("/k", True), KeyOnDisk("/k/a", True, "agent 'n1'")]}, "keys", "pass", "agent 'n1'", ""),
@@ -113,10 +128,11 @@ def test_good_machine_passes_all_checks():
         ({"key_left_s": 86400.0 * 15}, "keys", "pass", "", ""),
         ({"faults": ["NVML: driver mismatch"]}, "accelerators", "warn", "driver mismatch", "hw scan"),
         (
-            {"disks": [Disk("/var/log/rlinf-agentd", 80 << 30, 1 << 30), Disk("/tmp", 80 << 30, 40 << 30)]},
+            {"disks": [Disk(["/r (sockets of agentd 7)", "/var/log/rlinf-agentd"], 80 << 30, 1 << 30)]},
             "disk", "warn", "/var/log/rlinf-agentd has 1.0 GiB of 80.0 GiB free: output", "lower log_total_max_gb",
         ),
-        ({"disks": [Disk("/run", 1 << 30, 1 << 29)]}, "disk", "pass", "/run has 512 MiB free", ""),
+        ({"disks": [Disk(["/run"], 1 << 30, 1 << 29)]}, "disk", "pass", "/run has 512 MiB of 1.0 GiB free", ""),
+        ({"disks": [Disk(["/l"], 0, 0, "denied")]}, "disk", "warn", "disk of /l is not known: denied", "as the user"),
         ({"stale": ["/tmp/rlinf-a"]}, "leftover_run_dir", "warn", "no agentd uses", "rm -r /tmp/rlinf-a"),
         ({"processes": []}, "processes", "pass", "no worker of this user runs here", ""),
         (
@@ -130,16 +146,20 @@ def test_good_machine_passes_all_checks():
             "processes", "pass", "1 template and 2 workers: 256 MiB resident (what they share counts for each), "
             "13 threads, 9 descriptors, 4 s of CPU time", "",
         ),
+        (
+            {"processes": [OwnProcess(7, "worker", "py", False, None, "/r")]},
+            "processes", "pass", "1 worker of the agentd in /r: 0 MiB", "",
+        ),
         ({"processes": [OwnProcess(7, "worker", "py", True)]}, "leftover_process", "warn", "its template", "kill -9 7"),
         ({"processes": [OwnProcess(7, "worker", "python", False)]}, "leftovers", "pass", "nothing is left", ""),
         ({"users": {"a": "lab"}, "unknown_users": ["lab"]}, "users", "fail", "'lab', who does not", "useradd lab"),
         (
-            {"users": {"a": "lab"}, "missing": ["CAP_SETUID"], "agentd": "7 in /r"},
+            {"users": {"a": "lab"}, **with_agentd(missing=["CAP_SETUID"], name="7 in /r")},
             "users", "fail", "agentd 7 in /r cannot start workers as the users in agentd.toml: it lacks CAP_SETUID",
             "rlinf-agentd.service",
         ),
-        ({"agentd_user": 0, "agentd": "7 in /r"}, "users", "warn", "as root, and so do all", "map drivers to users"),
-        ({"users": {"a": "lab"}, "agentd_user": 0}, "users", "pass", "a user of their own", ""),
+        (with_agentd(user=0, name="7 in /r"), "users", "warn", "as root, and so do all", "map drivers to users"),
+        ({"users": {"a": "lab"}, **with_agentd(user=0)}, "users", "pass", "a user of their own", ""),
         ({"stale_cgroups": ["/cg/w"]}, "leftover_cgroup", "warn", "is gone", "echo 1 > /cg/w/cgroup.kill; rmdir /cg/w"),
     ],
 )  # fmt: skip
@@ -154,7 +174,7 @@ def test_each_problem_has_its_status_and_fix(change, check, status, text, fix):
 def test_every_warning_and_failure_has_a_fix():
     bad = MachineFacts(
         user=1, python=(3, 11, 0), interpreter="p", modules={}, run_parent=Directory("/gone"), memfd="no",
-        peers="", facts=NodeFacts("1"), cgroups=Roots(why=dict.fromkeys(("cgroup", "memory", "pids"), "w")),
+        peers="", facts=NodeFacts("1"), agentds=[AgentdFacts(NO_CGROUPS)],
         head="h:1", head_error="silent", faults=["f"], accelerators={"NV_GPU": 1},
         stale=["/s"], stale_cgroups=["/c"],
     )  # fmt: skip
@@ -174,8 +194,8 @@ def test_this_machine_is_inspected(rlinf_leak_check):
 
 def test_each_disk_is_reported_once(tmp_path):
     (tmp_path / "a").mkdir()
-    found = doctor_machine.disks([f"{tmp_path}/gone", str(tmp_path), f"{tmp_path}/a"])
-    assert [disk.path for disk in found] == [str(tmp_path)]
+    (found,) = doctor_machine.disks([(f"{tmp_path}/gone/x", "logs of agentd 7 in /r"), (f"{tmp_path}/a", "sockets")])
+    assert found.places == [f"{tmp_path}/gone/x (logs of agentd 7 in /r; not made yet)", f"{tmp_path}/a (sockets)"]
 
 
 @pytest.mark.live
@@ -228,20 +248,36 @@ def test_a_running_template_is_no_leftover(rlinf_cluster):
 @pytest.mark.live
 def test_answering_head_passes_and_cgroups_are_checked_for_the_running_agentd(local_cluster):
     local = local_cluster(1)
-    (finding,) = doctor_checks.head(inspect_machine(Settings(key_dir=local.keys), local.head))
+    machine = inspect_machine(Settings(key_dir=local.keys), local.head)
+    (finding,) = doctor_checks.head(machine)
     assert finding.status == "pass", finding
     agentd = f"{local.nodes[0].pid} in {local.nodes[0].run_dir}"
-    assert agentd in [f"{one.pid} in {one.run_dir}" for one in agentds([os.path.dirname(local.nodes[0].run_dir)])]
+    near = agentds([os.path.dirname(local.nodes[0].run_dir)])
+    (found,) = [one for one in near if str(one) == agentd]
+    there = Settings(run_dir=local.nodes[0].run_dir)
+    assert asked([*near, Agentd(1, "/elsewhere")], there, "") == agentds([there.run_dir]) == [found]
+    of_agentd = Settings.load(environment(found.pid))
+    assert there.run_dir in recorded(of_agentd)
+    assert asked([*near, Agentd(1, "/elsewhere")], of_agentd, f"tcp://{local.head}") == [found]
+    placed = Settings(heads_dir=of_agentd.heads_dir, run_dir="/elsewhere")
+    chosen = [asked([*near, Agentd(1, "/elsewhere")], placed, f"tcp://{local.head}", named) for named in (True, False)]
+    assert chosen == [[found], [Agentd(1, "/elsewhere")]], "a head that the user names comes first"
     for unified in ("/sys/fs/cgroup/x", ""):
         roots = Roots(unified, why={} if unified else dict.fromkeys(("cgroup", "memory", "pids"), "w"))
-        found = [doctor_checks.cgroups(dataclasses.replace(GOOD, cgroups=roots, agentd=one))[0] for one in (agentd, "")]
+        several = [AgentdFacts(roots, name=one) for one in (agentd, "")]
+        checked = doctor_checks.cgroups(dataclasses.replace(GOOD, agentds=several))
+        found = [finding for finding in checked if finding.check == "cgroup"]
         assert f"of agentd {agentd}" in found[0].text
         assert "started from here" in found[1].text
 
 
-def test_private_cluster_is_not_listed_as_an_agentd(rlinf_cluster):
+def test_private_cluster_is_checked_only_if_it_is_asked_about(rlinf_cluster):
     daemon = rlinf_cluster._daemon
-    assert daemon.run_dir not in [one.run_dir for one in agentds([os.path.dirname(daemon.run_dir)])]
+    found = agentds([os.path.dirname(daemon.run_dir)])
+    (private,) = [one for one in found if one.run_dir == daemon.run_dir]
+    assert private not in asked(found, Settings.load(), "")
+    assert asked(found, Settings.load(), rlinf_cluster._endpoint) == [private], "but it is, if its head is asked"
+    assert log_dir_of(private) == f"{daemon.run_dir}/logs"
 
 
 def test_a_worker_without_its_template_is_an_orphan(tmp_path):

@@ -1,8 +1,6 @@
 """Collects the facts about this machine that `rlinf-actors doctor` checks. Changes nothing.
 
-The checks in doctor.machine_checks turn the facts into findings. Running agentds are
-found by the locks in their run directories. An agentd is left out if this user may not see its run directory or its
-environment.
+The checks in doctor.machine_checks turn the facts into findings.
 """
 
 from __future__ import annotations
@@ -17,73 +15,44 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import leftovers
-from rlinf_actors.cli.doctor.machine_checks import Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess
+from rlinf_actors.cli.doctor.agentds import (
+    Agentd,
+    agentds,
+    asked,
+    environment,
+    log_dir_of,
+    recorded,
+    table,
+    usual_log_dir,
+    words_of,
+)
+from rlinf_actors.cli.doctor.machine_checks import AgentdFacts, Directory, Disk, KeyOnDisk, MachineFacts, OwnProcess
 from rlinf_actors.cli.process_figures import figures_of
 from rlinf_actors.cli.queries import fetch_status
-from rlinf_actors.config_files import read_text
 from rlinf_actors.diagnosis.machine import collect, has_template, holders
 from rlinf_actors.errors import AuthenticationError, ConfigError, RlinfActorsError
 from rlinf_actors.hardware.probe import run_probe
 from rlinf_actors.hardware.probe_report import ProbeReport
-from rlinf_actors.net.discovery import named, standing_heads
+from rlinf_actors.net.discovery import endpoint_at, named, standing_heads
 from rlinf_actors.net.enrolment import PENDING
 from rlinf_actors.net.head_records import parents
-from rlinf_actors.net.host import endpoint_of, route_ip
+from rlinf_actors.net.host import route_ip
 from rlinf_actors.net.link import Diagnosis
 from rlinf_actors.net.rpc import KeyRefusedError
 from rlinf_actors.security import keyfile
-from rlinf_actors.settings import CLUSTER_MARK, HEAD, KEEPER, Settings
-from rlinf_actors.toml_text import parse_toml
+from rlinf_actors.settings import HEAD, KEEPER, Settings
 from rlinf_actors.version import VERSION
 from rlinf_actors.wire.check_values import NodeFacts
 from rlinf_actors.wire.client_messages import Status
-
-OF_UNITS = "/run/rlinf-agentd"
-"""Directory in which the shipped systemd unit makes a run directory for the agentd of each user."""
-
-
-LOGS_OF_UNITS = "/var/log/rlinf-agentd"
-"""Directory in which the shipped systemd unit makes a directory of log files for the agentd of each user."""
-
-
-@dataclass(frozen=True)
-class Agentd:
-    pid: int
-    run_dir: str
-
-
-def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
-    """Return the agentds that run on this machine, except those of private clusters. The agentds of systemd units come
-    first.
-
-    Args:
-        parents: directories that contain the run directories of agentds started by hand.
-        of_units: directory that contains the run directories of systemd units.
-    """
-    locks = [*sorted(Path(of_units).glob("*/lock"))]
-    locks += [lock for parent in parents for lock in sorted(Path(parent).glob("rlinf-*/lock"))]
-    held = procfs.locks()
-    found = {}
-    for lock in locks:
-        try:
-            info = lock.stat()
-        except OSError:  # another user's, or just removed
-            continue
-        pid = held.get((info.st_dev, info.st_ino))
-        # else it belongs to a private cluster; only root may read an agentd's environment
-        if pid is not None and not _variable(pid, CLUSTER_MARK) and "--embedded" not in _command(pid).split():
-            found[pid] = Agentd(pid, str(lock.parent))
-    return list(found.values())
 
 
 def is_locked(path: str) -> bool:
@@ -101,17 +70,6 @@ def is_locked(path: str) -> bool:
     return False
 
 
-def _variable(pid: int, name: str) -> str | None:
-    """Return the value of the environment variable *name* of the process *pid*: "" if it is not set, None if this user
-    may not read the environment of the process.
-    """
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return next((os.fsdecode(one.partition(b"=")[2]) for one in entries if one.startswith(f"{name}=".encode())), "")
-
-
 _DISTRIBUTIONS = {
     "zmq": "pyzmq",
     "msgspec": "msgspec",
@@ -120,7 +78,6 @@ _DISTRIBUTIONS = {
     "cryptography": "cryptography",
     "torch": "torch",
 }
-_CONFIG = "/etc/rlinf-actors/agentd.toml"
 
 
 def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts:
@@ -128,12 +85,13 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
     value of --head. Blocks for up to about 15 s while vendors' libraries and the head answer.
     """
     report, facts = asyncio.run(_inspect())
-    running = agentds(parents(settings))
-    cgroups, cgroup_error = _cgroups(settings, running)
     heads = standing_heads(settings)
-    endpoint = named(head, settings)[0] or (heads[0].ways[0] if len(heads) == 1 else "")
-    asked = _ask(endpoint, settings) if endpoint else HeadAnswer()
-    mapping = _table(settings, "workers").get("users", {})
+    given = named(head, settings)[0]
+    endpoint = given or (heads[0].ways[0] if len(heads) == 1 else "")
+    answer = _ask(endpoint, settings) if endpoint else HeadAnswer()
+    running = asked(agentds([*parents(settings), *recorded(settings)]), settings, answer.endpoint, bool(given))
+    agentd_facts = [_agentd(settings, one) for one in running] or [_agentd(settings, None)]
+    mapping = table(settings, "workers").get("users", {})
     users = {str(name): str(user) for name, user in mapping.items()} if isinstance(mapping, dict) else {}
     return MachineFacts(
         user=os.getuid(),
@@ -143,25 +101,21 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
         run_parent=directory(settings.run_dir or tempfile.gettempdir()),
         memfd=_memfd_error(),
         peers=_peer_memory_error(),
-        cgroups=cgroups,
+        agentds=agentd_facts,
         facts=facts,
         cipher_error=_cipher_error(),
-        cgroup_error=cgroup_error,
-        agentd=f"{running[0].pid} in {running[0].run_dir}" if running else "",
         users=users,
         unknown_users=[name for name in dict.fromkeys(users.values()) if not _is_user(name)],
-        agentd_user=procfs.user_of(running[0].pid) if running else None,
-        missing=procfs.missing_capabilities(procfs.CHANGES_USERS, running[0].pid if running else "self"),
         head=endpoint,
-        head_error=asked.error,
-        head_fix=asked.fix,
-        head_version=asked.version,
+        head_error=answer.error,
+        head_fix=answer.fix,
+        head_version=answer.version,
         heads=[record.address for record in heads],
-        key_left_s=asked.key_left_s,
-        closed=asked.closed,
-        num_nodes=asked.num_nodes,
-        status=asked.status,
-        endpoint=asked.endpoint,
+        key_left_s=answer.key_left_s,
+        closed=answer.closed,
+        num_nodes=answer.num_nodes,
+        status=answer.status,
+        endpoint=answer.endpoint if answer.status is not None else "",
         joining=[str(path) for path in sorted(keyfile.directory(settings).glob(f"*{PENDING}"))],
         version=VERSION,
         keys=key_files(settings),
@@ -169,8 +123,10 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
         faults=report.faults,
         stale=stale_run_dirs(parents(settings)),
         processes=processes(),
-        disks=disks(_places_on_disk(settings)),
-        stale_cgroups=[cgroup.directories[0] for cgroup in leftovers(cgroups)],
+        disks=disks(_places_on_disk(settings, running)),
+        stale_cgroups=list(
+            dict.fromkeys(cgroup.directories[0] for one in agentd_facts for cgroup in leftovers(one.cgroups))
+        ),
     )
 
 
@@ -192,22 +148,47 @@ def directory(path: str) -> Directory:
     return Directory(path, stat.S_IMODE(found.st_mode), found.st_uid, "" if writable else "permission denied")
 
 
-def disks(places: Iterable[str]) -> list[Disk]:
-    """Return the file systems of the directories *places*, each once. A directory that does not exist is left out."""
-    found: dict[int, Disk] = {}
-    for path in places:
-        with contextlib.suppress(OSError):  # not made yet
-            disk, device = os.statvfs(path), os.stat(path).st_dev
-            found.setdefault(device, Disk(path, disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize))
+def disks(places: Iterable[tuple[str, str]]) -> list[Disk]:
+    """Return the file systems of directories, each once. *places* are their paths, and what is kept in each. For a
+    directory that is not made yet, the one in which it will be made counts.
+    """
+    found: dict[object, Disk] = {}
+    for path, what in places:
+        there = path
+        try:
+            while not _exists(there):
+                there = os.path.dirname(there)
+            disk, device = os.statvfs(there), os.stat(there).st_dev
+        except OSError as error:
+            found[path] = Disk([f"{path} ({what})"], 0, 0, error.strerror or str(error))
+            continue
+        sizes = (disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+        later = "" if there == path else "; not made yet"
+        found.setdefault(device, Disk([], *sizes)).places.append(f"{path} ({what}{later})")
     return list(found.values())
 
 
-def _places_on_disk(settings: Settings) -> list[str]:
-    """Return where agentds of this machine may keep log files of workers, and where they keep sockets."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    usual = "/var/log/rlinf-actors" if os.getuid() == 0 else os.path.join(state, "rlinf-actors", "logs")
-    logs = settings.log_dir or str(_table(settings, "paths").get("log_dir", usual))
-    return [logs, LOGS_OF_UNITS, OF_UNITS, settings.run_dir or tempfile.gettempdir()]
+def _exists(path: str) -> bool:
+    """Return True if *path* exists. Raise OSError if this user may not know."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _places_on_disk(settings: Settings, running: Sequence[Agentd]) -> list[tuple[str, str]]:
+    """Return the directories in which the agentds *running*, or one that is started here, keep log files and sockets,
+    and what each has.
+    """
+    places = []
+    for one in running:
+        logs = log_dir_of(one)
+        places += [(logs, f"logs of agentd {one}")] * bool(logs) + [(one.run_dir, f"sockets of agentd {one.pid}")]
+    if not running:
+        logs = settings.log_dir or str(table(settings, "paths").get("log_dir", usual_log_dir(os.getuid(), os.environ)))
+        places.append((os.path.abspath(logs), "logs of an agentd that is started from here"))
+    return [*places, (os.path.abspath(settings.run_dir or tempfile.gettempdir()), "sockets of private clusters")]
 
 
 def stale_run_dirs(places: Iterable[str]) -> list[str]:
@@ -263,12 +244,21 @@ def processes() -> list[OwnProcess]:
     marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
     stats = {pid: at for pid in marks if (at := procfs.stat(pid)) is not None and not at.ended}
     templates = {pid for pid in stats if not marks[pid].strip("-")}
+    run_dirs = {pid: _run_dir_of(pid) or "" for pid in templates}
     found = []
     for pid in sorted(stats):
         kind = "template" if pid in templates else "worker"
         orphan = not _is_served(pid) if pid in templates else not has_template(pid)
-        found.append(OwnProcess(pid, kind, _command(pid)[:60], orphan, figures_of(pid)))
+        template = next((one for one in _with_ancestors(pid) if one in templates), 0)
+        run_dir = run_dirs.get(template, "")
+        found.append(OwnProcess(pid, kind, _command(pid)[:60], orphan, figures_of(pid), run_dir))
     return found
+
+
+def _with_ancestors(pid: int) -> Iterator[int]:
+    while pid > 1 and (found := procfs.stat(pid)) is not None:
+        yield pid
+        pid = found.parent
 
 
 def _is_served(template: int) -> bool:
@@ -297,10 +287,7 @@ def _run_dir_of(template: int) -> str | None:
 
 
 def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
+    return " ".join(words_of(pid)).strip()
 
 
 def _version(package: str) -> str | None:
@@ -344,29 +331,19 @@ def _peer_memory_error() -> str:
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 
-def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]:
-    """Return the directories in which workers' cgroups can be made, and an error text ("" if there is no error).
-
-    If agentds run (*running*), the directories are those of the first agentd. Otherwise they are those that an agentd
-    would use if it were started from this shell.
+def _agentd(settings: Settings, one: Agentd | None) -> AgentdFacts:
+    """Return the facts about a running agentd, None for one that would be started from this shell: as which user it
+    runs, and the directories in which its workers' cgroups can be made.
     """
-    wanted = str(_table(settings, "workers").get("cgroup", "auto"))
+    wanted = str(table(settings, "workers").get("cgroup", "auto"))
+    pid, cgroups, cgroup_error = one.pid if one is not None else None, Roots(), ""
     try:
-        agentd = running[0].pid if running else None
-        return find(wanted, pid=agentd if agentd is None else _keeper_of(agentd) or agentd), ""
+        cgroups = find(wanted, pid=pid if pid is None else _keeper_of(pid) or pid)
     except (OSError, ValueError) as error:  # the agentd has just ended, or the configured directory is wrong
-        return Roots(), str(error)
-
-
-def _table(settings: Settings, name: str) -> dict[str, Any]:
-    """Return the table *name*, such as workers, of agentd's configuration files."""
-    found: dict[str, Any] = {}
-    file = Path(settings.config_file or _CONFIG)
-    for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
-        # agentd --check-config reports the faults of these files
-        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-            found.update(parse_toml(read_text(path), str(path))[name])
-    return found
+        cgroup_error = str(error)
+    missing = procfs.missing_capabilities(procfs.CHANGES_USERS, "self" if pid is None else pid)
+    user = None if pid is None else procfs.user_of(pid)
+    return AgentdFacts(cgroups, "" if one is None else str(one), cgroup_error, user, missing)
 
 
 def _is_user(name: str) -> bool:
@@ -381,7 +358,7 @@ def _keeper_of(agentd: int) -> int | None:
     """Return the pid of the keeper in rlinf-workers@.service that the agentd with pid *agentd* uses, or None if this
     agentd does not use that unit. Workers run in the cgroup of that keeper.
     """
-    path = _variable(agentd, KEEPER)
+    path = (environment(agentd) or {}).get(KEEPER)
     return next((pid for pid in procfs.pids() if path and path in _command(pid).split()), None)
 
 
@@ -419,15 +396,18 @@ def fix_of(error: Exception) -> str:
 
 def _ask(endpoint: str, settings: Settings) -> HeadAnswer:
     """Ask the head at *endpoint* for its version, and for the time that this user's key has left."""
+    full = ""
     try:
-        full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
+        full = endpoint_at(endpoint, HEAD, resolve=False)
         if full.startswith("tcp://"):
             route_ip(full[6:].rpartition(":")[0].strip("[]"))
         status = fetch_status(full, settings)
     except RlinfActorsError as error:  # before OSError: some of them are both
-        return HeadAnswer(error=str(error), fix=fix_of(error))
+        return HeadAnswer(error=str(error), fix=fix_of(error), endpoint=full)
     except OSError as error:
-        return HeadAnswer(error=f"there is no route to it: {error.strerror or error}", fix="look at the network")
+        return HeadAnswer(
+            error=f"there is no route to it: {error.strerror or error}", fix="look at the network", endpoint=full
+        )
     left = None if status.key_ends_at is None else status.key_ends_at - status.at
     nodes = [node for node in status.nodes if node.state != "lost"]
     closed = tuple(node.closed for node in nodes if node.closed)

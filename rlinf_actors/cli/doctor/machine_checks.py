@@ -24,6 +24,8 @@ MAX_RUN_DIR = 60
 """Longest path, in bytes, of the parent of run directories, since a unix socket's path has at most 107 bytes."""
 GOOD_DISK = 2 << 30
 """Free bytes below which the disk of log files or sockets is reported as low."""
+SHOWN_PLACES = 10
+"""Most directories of one disk that are named."""
 _PACKAGES = {"zmq": "pyzmq"}
 
 
@@ -38,6 +40,7 @@ class OwnProcess:
     command: str  # its command line, shortened
     orphan: bool  # True if the agentd of the template, or the template of the worker, has ended
     figures: Figures | None = None
+    run_dir: str = ""  # of its agentd, "" if that is not known
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,12 @@ class Directory:
 
 @dataclass(frozen=True)
 class Disk:
-    """The file system of a directory in which agentds keep something."""
+    """The file system of directories in which agentds keep something."""
 
-    path: str
+    places: list[str]  # the directories, and what each has
     total: int  # bytes
     free: int
+    error: str = ""  # why it is not known, "" if it is
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,17 @@ class KeyOnDisk:
     private: bool  # True if no other user can read it
     whose: str = ""  # role and name in the key file, "" for a directory or an unreadable file
     error: str = ""  # why the key file cannot be read, "" if it can
+
+
+@dataclass(frozen=True)
+class AgentdFacts:
+    """Findings about a running agentd, or about one as it would be started from this shell."""
+
+    cgroups: Roots  # directories in which its workers' cgroups can be made
+    name: str = ""  # PID in RUN_DIR; "" if it does not run
+    cgroup_error: str = ""  # why the configured cgroup directory cannot be used
+    user: int | None = None  # its uid, None if it does not run
+    missing: Sequence[str] = ()  # capabilities that it lacks to change users
 
 
 @dataclass(frozen=True)
@@ -80,15 +95,11 @@ class MachineFacts:
     run_parent: Directory  # parent of run directories
     memfd: str  # why shared memory cannot be made, "" if it can
     peers: str  # why a process cannot open the memory of another process, "" if it can
-    cgroups: Roots  # directories in which workers' cgroups can be made
+    agentds: Sequence[AgentdFacts]  # those that the user asks about, or one that does not run
     facts: NodeFacts  # those that nodes have too
     cipher_error: str = ""  # why the installed package cryptography cannot encrypt, "" if it can
-    cgroup_error: str = ""  # why the configured cgroup directory cannot be used
-    agentd: str = ""  # the running agentd that `cgroups` belongs to, as PID in RUN_DIR; "" if no agentd runs
     users: Mapping[str, str] = field(default_factory=dict)  # user of each driver's workers, from agentd.toml
     unknown_users: Sequence[str] = ()  # those of `users` that do not exist here
-    agentd_user: int | None = None  # uid of the running agentd, None if no agentd runs
-    missing: Sequence[str] = ()  # capabilities that the running agentd, or this shell, lacks to change users
     head: str = ""  # the configured head
     head_error: str = ""  # why the configured head cannot be used
     head_fix: str = ""  # what to do about head_error, "" to start the head
@@ -199,28 +210,36 @@ def shared_memory(machine: MachineFacts) -> list[Finding]:
 
 
 def disks(machine: MachineFacts) -> list[Finding]:
-    """Disks of log files and of run directories: warns below 2 GiB, or a quarter of a small disk."""
-    low = [disk for disk in machine.disks if disk.free < min(GOOD_DISK, disk.total // 4)]
-    text = ", ".join(f"{disk.path} has {mib(disk.free)} free" for disk in machine.disks)
-    return [
-        Finding(
-            "disk",
-            WARN,
-            f"{disk.path} has {mib(disk.free)} of {mib(disk.total)} free: output of workers is lost if its disk fills",
-            "remove files, or lower log_total_max_gb or log_keep_days in [workers] of agentd.toml, and reload agentd",
-        )
-        for disk in low
-    ] or [Finding("disk", PASS, text)] * bool(machine.disks)
+    """Disks of log files and of run directories, of each agentd: warns below 2 GiB, or a quarter of a small disk."""
+    found = []
+    for disk in machine.disks:
+        more = f" and {len(disk.places) - SHOWN_PLACES} more" if len(disk.places) > SHOWN_PLACES else ""
+        places = ", ".join(disk.places[:SHOWN_PLACES]) + more
+        text = f"the disk of {places} has {mib(disk.free)} of {mib(disk.total)} free"
+        if disk.error:
+            fix = "run this command as the user of that agentd"
+            found.append(Finding("disk", WARN, f"the disk of {places} is not known: {disk.error}", fix))
+        elif disk.free < min(GOOD_DISK, disk.total // 4):
+            fix = "remove files, or lower log_total_max_gb or log_keep_days in [workers] of agentd.toml, and reload it"
+            found.append(Finding("disk", WARN, f"{text}: output of workers is lost if its disk fills", fix))
+        else:
+            found.append(Finding("disk", PASS, text))
+    return found
 
 
 def cgroups(machine: MachineFacts) -> list[Finding]:
-    """Which cgroups and limits workers get, of the running agentd or of one that is started here: warns, with what is
+    """Which cgroups and limits workers get, of each running agentd or of one that is started here: warns, with what is
     missing, and fails if the configured directory cannot be used.
     """
-    roots = machine.cgroups
-    whose = f"of agentd {machine.agentd}" if machine.agentd else "of an agentd that is started from here (none runs)"
-    if machine.cgroup_error:
-        text = f"[workers] cgroup {machine.cgroup_error}"
+    return [finding for agentd in machine.agentds for finding in _cgroups_of(agentd, len(machine.agentds) > 1)]
+
+
+def _cgroups_of(agentd: AgentdFacts, among_several: bool) -> list[Finding]:
+    roots = agentd.cgroups
+    whose = f"of agentd {agentd.name}" if agentd.name else "of an agentd that is started from here (none runs)"
+    of_it = f" for workers {whose}" if among_several else ""
+    if agentd.cgroup_error:
+        text = f"[workers] cgroup {agentd.cgroup_error}"
         return [Finding("cgroup", FAIL, f"{text} ({whose})", "correct it in agentd.toml, or set it to auto")]
     found = []
     if roots.unified:
@@ -232,10 +251,10 @@ def cgroups(machine: MachineFacts) -> list[Finding]:
         found.append(Finding("cgroup", WARN, text, roots.why.get("cgroup", "")))
     for name, option in (("memory", "memory_limit"), ("pids", "pids_limit")):
         if name in roots.why:
-            found.append(Finding(f"{name}_limit", WARN, f"{option} cannot hold", roots.why[name]))
+            found.append(Finding(f"{name}_limit", WARN, f"{option} cannot hold{of_it}", roots.why[name]))
         else:
             where = f"cgroup v1, {roots.v1[name]}" if name in roots.v1 else "cgroup v2"
-            found.append(Finding(f"{name}_limit", PASS, f"{option} holds ({where})"))
+            found.append(Finding(f"{name}_limit", PASS, f"{option} holds{of_it} ({where})"))
     return found
 
 
@@ -297,11 +316,17 @@ def accelerators(machine: MachineFacts) -> list[Finding]:
 
 
 def running(machine: MachineFacts) -> list[Finding]:
-    """Templates and workers of this user on this machine, and what they use."""
-    if not machine.processes:
-        return [Finding("processes", PASS, "no worker of this user runs here")]
-    kinds = Counter(process.kind for process in machine.processes)
-    known = [process.figures for process in machine.processes if process.figures is not None]
+    """Templates and workers of this user on this machine, and what they use, by the run directory of their agentd."""
+    by_agentd: dict[str, list[OwnProcess]] = {}
+    for process in machine.processes:
+        by_agentd.setdefault(process.run_dir, []).append(process)
+    none = [Finding("processes", PASS, "no worker of this user runs here")]
+    return [_use(run_dir, processes) for run_dir, processes in sorted(by_agentd.items())] or none
+
+
+def _use(run_dir: str, processes: Sequence[OwnProcess]) -> Finding:
+    kinds = Counter(process.kind for process in processes)
+    known = [process.figures for process in processes if process.figures is not None]
     text = " and ".join(counted(count, kind) for kind, count in sorted(kinds.items()))
     used = (
         f"{mib(sum(each.rss_bytes for each in known))} resident (what they share counts for each), "
@@ -309,7 +334,8 @@ def running(machine: MachineFacts) -> list[Finding]:
         f"{counted(sum(each.descriptors or 0 for each in known), 'descriptor')}, "
         f"{sum(each.cpu_s for each in known):.0f} s of CPU time"
     )
-    return [Finding("processes", PASS, f"{text}: {used}")]
+    whose = f" of the agentd in {run_dir}" if run_dir else ""
+    return Finding("processes", PASS, f"{text}{whose}: {used}")
 
 
 def users(machine: MachineFacts) -> list[Finding]:
@@ -323,15 +349,16 @@ def users(machine: MachineFacts) -> list[Finding]:
         )
         for name in machine.unknown_users
     ]
-    who = f"agentd {machine.agentd}" if machine.agentd else "an agentd started from this shell"
-    if machine.users and machine.missing:
-        text = f"{who} cannot start workers as the users in agentd.toml: it lacks {', '.join(machine.missing)}"
-        fix = "use rlinf-agentd.service (rlinf-actors units install), or start agentd as root"
-        found.append(Finding("users", FAIL, text, fix))
-    if machine.agentd_user == 0 and not machine.users:
-        text = f"{who} runs as root, and so do all workers of all drivers"
-        fix = "map drivers to users by users in [workers] of agentd.toml, or use rlinf-agentd@USER.service"
-        found.append(Finding("users", WARN, text, fix))
+    for agentd in machine.agentds:
+        who = f"agentd {agentd.name}" if agentd.name else "an agentd started from this shell"
+        if machine.users and agentd.missing:
+            text = f"{who} cannot start workers as the users in agentd.toml: it lacks {', '.join(agentd.missing)}"
+            fix = "use rlinf-agentd.service (rlinf-actors units install), or start agentd as root"
+            found.append(Finding("users", FAIL, text, fix))
+        if agentd.user == 0 and not machine.users:
+            text = f"{who} runs as root, and so do all workers of all drivers"
+            fix = "map drivers to users by users in [workers] of agentd.toml, or use rlinf-agentd@USER.service"
+            found.append(Finding("users", WARN, text, fix))
     text = "each driver's workers run as a user of their own" if machine.users else "all workers run as agentd's user"
     return found or [Finding("users", PASS, text)]
 
