@@ -95,7 +95,6 @@ def test_messages_are_sent_late_and_in_order(emulated, ends):
     headers = [message(size=n) for n in range(5)]
     for header in headers:
         link.send(header, [b"x" * 1000])
-    assert ends.sent == []
     ends.wait(5)
     assert [header for _, _, header in ends.sent] == headers
     assert ends.sent[0][0] - began >= 0.05
