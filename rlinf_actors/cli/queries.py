@@ -100,8 +100,10 @@ class Observer(ControlClient):
     """The connection of a command. It knows which requests are not answered yet."""
 
     def __init__(self, network: Network, endpoint: str) -> None:
-        super().__init__(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
+        identity = f"observer:{uuid.uuid4().hex}".encode()
+        super().__init__(network, endpoint, identity, lambda notice: None, self._listen_again)
         self._asked: list[Body] = []
+        self._heard_later: list[Body] = []
 
     async def request(self, body: Body, timeout: float | None = None, *args: Any, **options: Any) -> Body:
         """Send a request like `ControlClient.request`, and show the wait for its answer."""
@@ -113,7 +115,16 @@ class Observer(ControlClient):
 
     async def listen(self, body: Body, timeout: float) -> Body:
         """Send a request that the head answers when something happens. The wait for that is not shown."""
-        return await super().request(body, timeout)
+        self._heard_later.append(body)
+        try:
+            return await super().request(body, timeout)
+        finally:
+            self._heard_later = [one for one in self._heard_later if one is not body]
+
+    def _listen_again(self) -> None:
+        """Repeat the requests of `listen`, because a restarted head does not know them."""
+        for body in self._heard_later:
+            self.repeat(body)
 
     async def waits(self, look: Looking | None, missing: bool) -> Facts | None:
         """Return what this command waits for, None if it waits for no answer. If *look* is given, it says so."""

@@ -18,6 +18,9 @@ class SlicedLines(Generic[M]):
     Args:
         show: called with each line, and the mark that holds for its last byte; None without one.
         limit: the number of last lines to show, at `end`; None to show each line at once.
+
+    Attributes:
+        begin: where the last line that was added begins in the slice; negative if it began before it.
     """
 
     def __init__(self, show: Callable[[str, M | None], object], limit: int | None) -> None:
@@ -25,6 +28,12 @@ class SlicedLines(Generic[M]):
         self._last: deque[tuple[str, M | None]] | None = None if limit is None else deque(maxlen=limit)
         self._rest = b""
         self._mark: M | None = None
+        self.begin = 0
+
+    @property
+    def rest_size(self) -> int:
+        """Number of bytes of the line that has not ended yet."""
+        return len(self._rest)
 
     def feed(self, data: bytes, marks: Sequence[tuple[int, M]] = ()) -> None:
         """Take the next slice. Each of *marks* holds from its position in *data* on, the first for what is before."""
@@ -36,6 +45,7 @@ class SlicedLines(Generic[M]):
             self._rest = self._rest[LONGEST_LINE:]
         self._mark, number = None, 0
         for line, newline in pieces:
+            self.begin = end
             end += len(line) + newline
             while number < len(marks) and marks[number][0] < end:
                 self._mark, number = marks[number][1], number + 1
@@ -52,7 +62,7 @@ class SlicedLines(Generic[M]):
     def end(self, unfinished: bool = True) -> None:
         """Show what is left, from now on without a limit. With *unfinished*, a last line without its end, too."""
         if unfinished and self._rest:
-            rest, self._rest = self._rest, b""
+            rest, self._rest, self.begin = self._rest, b"", -len(self._rest)
             self._add(rest.decode(errors="replace"))
         kept, self._last = self._last or (), None
         for line, mark in kept:

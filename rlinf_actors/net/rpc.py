@@ -380,6 +380,12 @@ class ControlClient:
             if asked.first:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
+    def repeat(self, body: Body) -> None:
+        """Send the request with this body again if the head has not answered it."""
+        for request_id, asked in list(self._pending.items()):
+            if asked.body is body and not asked.future.done():
+                self._send("rpc.request", body, Request(request_id, body))
+
     def hold(self) -> None:
         """Keep back further requests until `resume`, because this process is not registered with the head now."""
         self._holding = True

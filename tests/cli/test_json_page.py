@@ -24,7 +24,8 @@ from rlinf_actors.cli.estop_targets import summary as stop_summary
 from rlinf_actors.cli.hw_command import scan_dict
 from rlinf_actors.cli.job_command import job_dict, stopped_dict
 from rlinf_actors.cli.keys_command import key_dict
-from rlinf_actors.cli.logs_command import Source, line_dict
+from rlinf_actors.cli.log_sources import Source
+from rlinf_actors.cli.logs_command import line_dict
 from rlinf_actors.cli.stack_report import ShownWorker, report_dict
 from rlinf_actors.cli.top import view as top_view
 from rlinf_actors.cli.trace_command import switch_dict, trace_dict

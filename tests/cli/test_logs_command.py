@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_kit import example_status, node
 from msgspec.structs import replace
 
+from agentd import log_reader
 from rlinf_actors import NodePlacementStrategy, Worker, WorkerDiedError
 from rlinf_actors.cli import app
-from rlinf_actors.cli.logs_command import Part, _chosen
+from rlinf_actors.cli.log_reading import merge
+from rlinf_actors.cli.log_sources import Part, Source, chosen
+from rlinf_actors.cli.logs_command import _readings, _Shown, _Wanted
 from rlinf_actors.model.log_lines import SlicedLines
-from rlinf_actors.wire.log_values import LogFile, LogMark
+from rlinf_actors.wire.log_values import MARK, MARKS, LogFile, LogMark, LogQuestion
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered
 
 OLD, NEW = "a" * 8, "b" * 8
 EVIL = "a\x1b[2J\x9b1m\u202e"
@@ -41,8 +47,9 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
     for name, value in local.driver_env.items():
         monkeypatch.setenv(name, value)
 
-    def logs(*arguments: str, code: int = 0) -> list[str]:
-        assert app.run(["logs", *arguments]) == code
+    def logs(*arguments: str, code: int | None = 0) -> list[str]:
+        found = app.run(["logs", *arguments])
+        assert code in (found, None)
         return capsys.readouterr().out.splitlines()
 
     with local.cluster(namespace="cell", num_nodes=2) as cluster:
@@ -73,7 +80,11 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
         reader.start()
         while not said.wait(0.05):  # until its question waits for output, which no process is told
             group.execute_on(0).say("three").wait()
-        dead = logs("--job", "cell", "--stderr", "env:1")
+        local.kill_agent(0)  # and the head, while the command waits for output
+        local.restart_agent(0)
+        group.execute_on(0).say("four").wait()
+        while not (dead := logs("--job", "cell", "--stderr", "env:1", code=None)):
+            pass  # its node is not back yet
         assert dead == ["last words"]
         (found,) = [json.loads(line) for line in logs("--job", "cell", "--stderr", "--json")]
         assert (found["job"], found["worker"], found["stream"], found["text"]) == ("cell", "env:1", "err", "last words")
@@ -82,7 +93,9 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
         assert followed.wait() == 0
         assert followed.stdout is not None
         followed.stdout.close()
-        assert {(one["worker"], one["stream"], one["text"]) for one in lines} == {("env:0", "out", "three")}
+        assert {(one["worker"], one["stream"]) for one in lines} == {("env:0", "out")}
+        said_last = [one["text"] for one in lines]
+        assert said_last == ["three"] * (len(said_last) - 1) + ["four"]
     # the job has ended
     assert [line.partition("] ")[2] for line in logs("env", "--since", "1h")][:3] == [
         "one",
@@ -108,15 +121,33 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
         assert began <= first["at"] < last["at"] <= time.time()
         assert first["job_id"] != last["job_id"]
         assert logs("env:1", "--job-id", "last") == ["four"]
-        assert logs("env:1", "--job-id", first["job_id"], "-n", "1") == ["a\\x1b[2J\\x9b1m\\u202e", "last words"]
+        assert logs("env:1", "--job-id", first["job_id"], "-n", "1") == ["[stderr] last words"]
         assert logs("env:1", "--job-id", "01234567", code=64) == []
         assert app.run(["logs", "env:1", "-n", "2"]) == 0
         shown, note = capsys.readouterr()
-        heads = ("== env:1@", "a\\x1b", "== env:1@", "four", "== env:1@", "last words")
+        heads = ("== env:1@", "[stderr] last words", "== env:1@", "four")
         assert all(line.startswith(head) for line, head in zip(shown.splitlines(), heads, strict=True)), shown
         ids = [line.partition(": job cell, id ")[2][:8] for line in shown.splitlines() if line.startswith("== ")]
-        assert ids == [first["job_id"], last["job_id"], first["job_id"]]
+        assert ids == [first["job_id"], last["job_id"]]
         assert "2 jobs 'cell' have written this output" in note
+        following = subprocess.Popen(
+            [sys.executable, "-m", "rlinf_actors.cli.main", "logs", "-f", "env", "-n", "2", "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert following.stdout is not None
+        shown = "".join(following.stdout.readline() for _ in range(4))
+        assert [shown.count(text) for text in ("last words", "four")] == [1, 3]
+        local.kill_node(1)
+        group.execute_on(0).say("five").wait()
+        assert '"five"' in following.stdout.readline()
+    out, err = following.communicate()
+    assert (following.returncode, out) == (1, "")
+    assert "node node1 is lost, last seen " in err
+    assert "not all log files were read: those of 1 node were not" in err
+    for arguments, said in ((["env"], "four"), (["env:1"], ""), (["--node", "1"], "")):
+        assert app.run(["logs", *arguments]) == 1
+        out, err = capsys.readouterr()
+        assert (said in out, "node1 (lost, last seen " in err) == (True, True), (out, err)
     assert logs("nope", code=1) == []
     assert logs("--node", "nope", code=64) == []
 
@@ -199,10 +230,70 @@ def test_a_head_of_the_protocol_before_is_not_asked(shown):
     assert (code, "reads no log files: upgrade it" in err) == (64, True)
 
 
+class FilesOfNode:
+    """Answers an observer's questions for the log files of a directory as the agentd of their node does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def request(self, body: AskNode, timeout: float) -> NodeAnswered:
+        assert isinstance(body.question, LogQuestion)
+        place = log_reader._Place("cell", str(self.path / body.question.name))
+        return NodeAnswered(log_reader._read(place, body.question))
+
+
+def written(path: Path, *lines: tuple[float, str]) -> Source:
+    """Write a log file whose lines have marks, and return what the command reads."""
+    offset = 0
+    with path.open("w") as file, Path(f"{path}{MARKS}").open("wb") as marks:
+        for at, line in lines:
+            if at:
+                marks.write(MARK.pack(at, offset, OLD.encode()))
+            offset += file.write(f"{line}\n")
+    rank, stream = int(path.stem.rpartition("-")[2]), path.suffix[1:]
+    parts = {path.name: Part(offset, [LogMark(0, lines[0][0], OLD)])}
+    return Source(node(rank), "cell", "env", str(rank), stream, parts, False)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("most", "limit", "last"),
+    [(None, None, 11), (20, None, 11), (None, 3, 6), (20, 4, 8), (None, 0, 0)],
+)
+def test_lines_of_files_are_merged_by_time_and_the_last_of_each_worker_are_kept(tmp_path, most, limit, last):
+    out = [(float(at), f"step {at}") for at in (1, 3, 5)]
+    err = [(2.0, "err 2"), (4.0, "err 4"), (0.0, "Traceback"), (6.0, "err 6 " + 30 * "x")]
+    other = [(2.0, "other 2"), (0.0, "other 2 again"), (4.5, "other 4.5"), (0.5, "clock was set back")]
+    sources = [written(tmp_path / name, *lines) for name, lines in (
+        ("env-0.out", out), ("env-0.err", err), ("env-1.out", other),
+    )]  # fmt: skip
+    found: list[str] = []
+
+    async def read() -> None:
+        files: Any = FilesOfNode(tmp_path)
+        wanted = _Wanted(False, 0.0, limit, "", False, False)
+        shown = _Shown(wanted, True, [])
+        readings = await _readings(files, sources, wanted, shown)
+        for reading in readings:
+            reading._most = most or reading._most
+        await merge(readings, lambda reading, line: found.append(line.text), shown.fails, finish=True)
+        assert shown.failed == {}
+
+    asyncio.run(read())
+    every = [
+        "step 1", "err 2", "other 2", "other 2 again", "step 3", "err 4", "Traceback", "other 4.5",
+        "clock was set back", "step 5", "err 6 " + 30 * "x",
+    ]  # fmt: skip
+    theirs = [line for line in every if "other" in line or "clock" in line]
+    mine = [line for line in every if line not in theirs]
+    kept = every if limit is None else [*mine[len(mine) - limit :], *theirs[len(theirs) - limit :]]
+    assert (found, len(found)) == ([line for line in every if line in kept], last)
+
+
 def test_a_file_that_two_agentds_of_one_machine_name_is_shown_once():
     one, two = (replace(node(rank), report=replace(node(rank).report, hostname="lab")) for rank in (0, 1))
     old, new = LogFile("job", "env-0.out.1", 3, 1.0, inode=7), LogFile("job", "env-0.out", 3, 2.0, inode=8)
     other = LogFile("job", "env-1.out", 3, 1.0, inode=8)  # of a machine with the same name
     files = [(one, old), (one, new), (two, old), (two, replace(new, running=True)), (two, other)]
-    found = [(source.worker, source.node.rank, list(source.parts)) for source in _chosen(files, "env", False)]
+    found = [(source.worker, source.node.rank, list(source.parts)) for source in chosen(files, "env", False)]
     assert found == [("env:0", 1, ["env-0.out.1", "env-0.out"]), ("env:1", 1, ["env-1.out"])]
