@@ -9,9 +9,11 @@ import asyncio
 import codecs
 import contextlib
 import os
+import signal
 import threading
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import click
 from msgspec.structs import replace
@@ -22,6 +24,7 @@ from rlinf_actors.cli.queries import Observer, head_option, observing, status_of
 from rlinf_actors.cli.stack_command import Place
 from rlinf_actors.cli.worker_command import job_option, place_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.model.readable import duration
 from rlinf_actors.net import discovery
 from rlinf_actors.net.loop import Tasks, call_threadsafe
 from rlinf_actors.plurals import counted
@@ -58,7 +61,8 @@ def attach(target: str, job: str, waits: bool, head: str | None) -> None:
     """Attach a debugger (pdb) to a worker that waits in `breakpoint()`.
 
     `continue` lets the worker go on, and ends this command. The end of the input (Ctrl-D) detaches: the worker waits
-    on. Who attaches later takes over. The commands of the debugger may come from a pipe.
+    on. Ctrl-C interrupts a command of the debugger that runs; at the prompt, or if the command goes on, it detaches.
+    Who attaches later takes over. The commands of the debugger may come from a pipe.
 
     A debugger runs code in the worker, so only its driver and the administrator may attach.
     """
@@ -66,7 +70,10 @@ def attach(target: str, job: str, waits: bool, head: str | None) -> None:
     if status.protocol < QUESTIONS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and attaches no debugger: upgrade it")
     place = place_of(status, target, job)
-    asyncio.run(_attach(endpoint, status, target, place, waits))
+    try:
+        asyncio.run(_attach(endpoint, status, target, place, waits))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _attach(endpoint: str, status: Status, target: str, place: Place, waits: bool) -> None:
@@ -84,6 +91,9 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
     keyboard = _Keyboard(asyncio.get_running_loop())
     typed: asyncio.Future[str] | None = None
     starting = worker.state == "starting"
+    this = asyncio.current_task()
+    assert this is not None
+    interrupts = _Interrupts(asyncio.get_running_loop(), this.cancel)
     async with observing(endpoint, discovery.client_settings()) as client, _tasks() as tasks:
 
         def ask() -> asyncio.Task[DebugAnswer]:
@@ -92,20 +102,25 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
         began = expected(await client.request(GetEvents(-1, namespace=group.namespace), ANSWER_S), Events)
         asked = ask()
         while True:
-            if typed is None:
-                answer = await asked
-            else:
-                await asyncio.wait((asked, typed), return_when=asyncio.FIRST_COMPLETED)
-                if typed.done():  # the worker answers the question before when it has this one
-                    text, typed = typed.result(), None
-                    if not text:
-                        note(f"detached: {target} waits on in its breakpoint")
-                        return
-                    question = replace(question, number=question.number + 1, input=text)
-                    asked.cancel()
-                    asked = ask()
-                    continue
-                answer = asked.result()
+            waiting: list[asyncio.Future[Any]] = [asked, interrupts.pressed, *([typed] if typed is not None else [])]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if interrupts.pressed.done():
+                interrupts.again()
+                question = replace(question, number=question.number + 1, input="", interrupts=True)
+                asked.cancel()
+                asked = ask()
+                continue
+            if typed is not None and typed.done():  # the worker answers the question before when it has this one
+                text, typed = typed.result(), None
+                if not text:
+                    note(f"detached: {target} waits on in its breakpoint")
+                    return
+                interrupts.allowed = True
+                question = replace(question, number=question.number + 1, input=text)
+                asked.cancel()
+                asked = ask()
+                continue
+            answer = asked.result()
             if answer.fault:
                 event = await _event_of(client, question, began, waits and starting)
                 if event is not None and event.exit is None and starting:
@@ -123,6 +138,10 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
             if question.stop == 0 and answer.stop:
                 note(f"{target} waits in a breakpoint at {answer.place}, thread {answer.thread}; Ctrl-D detaches")
             _show(answer, question)
+            if answer.runs_s and question.stop == 0:
+                age = duration(answer.runs_s)
+                note(f"a command of the debugger has been running for {age}: Ctrl-C interrupts it")
+                interrupts.allowed = True
             if answer.state == OVER:
                 more = (
                     f"; {counted(answer.queued, 'more thread', 'waits|wait')} in breakpoints" if answer.queued else ""
@@ -130,10 +149,12 @@ async def _attach(endpoint: str, status: Status, target: str, place: Place, wait
                 note(f"{target} goes on{more}")
                 return
             if answer.asks and typed is None:
+                interrupts.allowed = False
                 typed = keyboard.read()
             number = question.number or 1  # 0 is of an attachment that begins
             end = answer.offset + len(answer.output) if answer.stop else -1
             question = replace(question, number=number, input="", stop=answer.stop, offset=end, wait_s=WAIT_S)
+            question = replace(question, interrupts=False)
             asked = ask()
 
 
@@ -170,6 +191,33 @@ async def _event_of(client: Observer, question: DebugQuestion, began: Events, pa
                 return event
         if not events.events and not patient:
             return None
+
+
+class _Interrupts:
+    """Ctrl-C: interrupts the command that the debugger runs, once; otherwise it ends this command.
+
+    Attributes:
+        allowed: True while a command runs that has not been interrupted.
+        pressed: ends with Ctrl-C while a command runs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, end: Callable[[], object]) -> None:
+        self._loop = loop
+        self._end = end
+        self.allowed = False
+        self.pressed: asyncio.Future[None] = loop.create_future()
+        loop.add_signal_handler(signal.SIGINT, self._press)
+
+    def again(self) -> None:
+        """Wait for the next Ctrl-C."""
+        self.pressed = self._loop.create_future()
+
+    def _press(self) -> None:
+        if not self.allowed:
+            self._end()
+            return
+        self.allowed = False
+        self.pressed.set_result(None)
 
 
 class _Keyboard:

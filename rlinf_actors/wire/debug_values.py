@@ -35,8 +35,9 @@ class DebugQuestion(Value, frozen=True, tag="AttachDebugger"):
         number: number of the input. An input that comes again is not taken again.
         input: lines for the debugger.
         stop: number of the breakpoint, 0 for the one that waits now.
-        offset: position of the first character of output to send; -1 for what was said since the last step.
+        offset: position of the first character of output to send; -1 for the line where the thread waits.
         wait_s: seconds to wait for output if there is none after the offset.
+        interrupts: True to raise KeyboardInterrupt in the command that the debugger runs, with the next `number`.
     """
 
     namespace: Name
@@ -48,6 +49,7 @@ class DebugQuestion(Value, frozen=True, tag="AttachDebugger"):
     stop: Position = 0
     offset: Position = -1
     wait_s: Number = 0.0
+    interrupts: bool = False
 
 
 class DebugAnswer(Value, frozen=True, tag=True):
@@ -65,6 +67,7 @@ class DebugAnswer(Value, frozen=True, tag=True):
         queued: number of further threads that wait in breakpoints for their turn.
         by: who has attached in place of an attachment that was REPLACED.
         fault: why there is no answer of the worker, for people.
+        runs_s: for how many seconds a command of the debugger has been running, 0.0 if none runs.
     """
 
     id: Name
@@ -80,6 +83,7 @@ class DebugAnswer(Value, frozen=True, tag=True):
     queued: Position = 0
     by: Name = ""
     fault: Text = ""
+    runs_s: Number = 0.0
 
 
 def attach_command(name: str, namespace: str) -> str:

@@ -2,8 +2,8 @@
 
 `Debugger.hook` is the worker's `sys.breakpointhook`. The debugger (`worker_pdb`) runs on the thread of the user's code
 that has called it, and its input and output are a `Stop`. All else is on the I/O thread: it keeps what the debugger has
-said, and answers the questions of the newest attachment. So a worker that waits still answers agentd, and
-nothing here has a lock that a held thread could keep.
+said, and answers the questions of the newest attachment. So a worker that waits still answers agentd. The I/O thread
+waits for no lock that a held thread could keep.
 
 Threads wait here for ever, because their user wants them to. What ends the worker ends them: SIGTERM runs its handler
 on a waiting main thread, and a robot worker's guard does not need the thread.
@@ -17,6 +17,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
 
 from rlinf_actors import forks
 from rlinf_actors.net.loop import IoThread
@@ -33,6 +35,7 @@ from rlinf_actors.wire.debug_values import (
     DebugQuestion,
     attach_command,
 )
+from rlinf_actors.worker.debugger_command import DebuggerCommand
 
 if TYPE_CHECKING:
     import asyncio
@@ -70,10 +73,12 @@ class Stop:
         thread: name of the thread.
         place: where it waits, such as "train.py:42 in step".
         kept: the newest output. It begins at the position `start`, and the newest step of the debugger at `step`.
+        standing: what the debugger has said at that step: the line where it waits, and the prompt. "" until the prompt.
         typed: input that the debugger has not read.
         turn: ends when no other thread has a debugger any more, while this one waits for that.
         line: ends with the next line of input, while the debugger waits for one.
         over: True once the thread has left the breakpoint.
+        command: the command that the debugger runs.
     """
 
     def __init__(self, debugger: Debugger, number: int) -> None:
@@ -81,11 +86,12 @@ class Stop:
         self._unsent = ""
         self.number = number
         self.thread = threading.current_thread().name
-        self.place = self.kept = self.typed = ""
+        self.place = self.kept = self.typed = self.standing = ""
         self.start = self.step = 0
         self.turn: Promise[None] | None = None
         self.line: Promise[str] | None = None
         self.over = False
+        self.command = DebuggerCommand()
 
     @property
     def end(self) -> int:
@@ -191,7 +197,7 @@ class Debugger:
 
     def enter(self, stop: Stop, place: str, turn: Promise[None]) -> None:
         """Give a thread that has reached a breakpoint, or the next step, its turn: now or after other threads."""
-        stop.place, stop.step, stop.over = place, stop.end, False
+        stop.place, stop.step, stop.standing, stop.over = place, stop.end, "", False
         if stop not in self._stops:
             self._stops.append(stop)
         if self._stops[0] is stop:
@@ -214,7 +220,8 @@ class Debugger:
 
     def want_line(self, stop: Stop, line: Promise[str]) -> None:
         """End *line* with the next line of input for a debugger."""
-        stop.line = line
+        stop.line, stop.command.wanted = line, False
+        stop.standing = stop.standing or stop.kept[max(0, stop.step - stop.start) :][-MAX_OUTPUT:]
         self._feed(stop)
         self._look()
 
@@ -251,8 +258,11 @@ class Debugger:
         elif earlier is not None:  # this attachment has more to say before there was news
             earlier.answer(self._answer_to(earlier.question))
         stop = self._stop_of(question)
-        if question.input and question.number > self._number and stop is not None and not stop.over:
+        new = (question.input or question.interrupts) and question.number > self._number
+        if new and stop is not None and not stop.over:
             self._number = question.number
+            if question.interrupts and stop.line is None:
+                stop.command.interrupt()
             stop.typed += question.input
             self._feed(stop)
         wait_s = min(question.wait_s, MAX_DEBUG_WAIT_S)
@@ -300,10 +310,17 @@ class Debugger:
         stop = self._stop_of(question)
         if stop is None:
             return DebugAnswer(question.worker, OVER if question.stop else FREE, question.stop)
-        offset = max(stop.step if question.offset < 0 else question.offset, stop.start)
-        output = stop.kept[offset - stop.start :][:MAX_OUTPUT]
+        runs_s = stop.command.runs_s() if stop.line is None else 0.0
+        if question.offset < 0 and stop.standing and not stop.over:  # nothing of what was said to others
+            place = stop.standing.rpartition("\n")[0]
+            output = stop.standing if stop.line is not None else f"{place}\n"
+            offset = max(0, stop.end - len(output))
+        else:
+            offset = max(stop.step if question.offset < 0 else question.offset, stop.start)
+            output = stop.kept[offset - stop.start :][:MAX_OUTPUT]
         rest = offset + len(output) < stop.end
         state = OVER if stop.over and not rest else WAITS
         asks = stop.line is not None and not rest and self._stops[0] is stop
         queued = len(self._stops) - (not stop.over)
-        return DebugAnswer(question.worker, state, stop.number, stop.place, stop.thread, asks, output, offset, queued)
+        answer = DebugAnswer(question.worker, state, stop.number, stop.place, stop.thread, asks, output, offset, queued)
+        return replace(answer, runs_s=runs_s)

@@ -58,6 +58,20 @@ class WorkerPdb(pdb.Pdb):
             if not self._entered:
                 self._stop.leave()
 
+    def onecmd(self, line: str) -> bool:
+        """Run a command, which Ctrl-C of an attachment interrupts."""
+        command = self._stop.command
+        try:
+            try:
+                command.begin()
+                return bool(super().onecmd(line))
+            finally:
+                command.end()
+        except KeyboardInterrupt:
+            command.end()  # again: the interruption may have come in there
+            self.error("KeyboardInterrupt")
+            return False
+
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
         """Handle a return, and leave the breakpoint if the user's code has returned to the runtime."""
         result = super().dispatch_return(frame, arg)

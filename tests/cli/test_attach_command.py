@@ -147,9 +147,25 @@ def test_terminal_detaches_and_is_told_of_the_workers_death(local):
             first.until("(Pdb) ")
             first.type("p value + 41\n")
             first.until("42\n(Pdb) ")
-            first.type("\x04")
-            assert first.end() == 0
-        assert "detached: env:0 waits on" in first.shown
+            first.type("import time; print('on', flush=True); time.sleep(1000)\n")
+            first.until("on\n")
+            first.type("\x03")
+            first.until("*** KeyboardInterrupt\n(Pdb) ")
+            first.type("print('on', flush=True); exec('while 1: pass')\n")
+            first.until("on\n")
+            with terminal("attach", "env:0") as second:
+                second.until("a command of the debugger has been running for ")
+                second.type("\x03")
+                second.until("*** KeyboardInterrupt\n(Pdb) ")
+                second.type("\x03")
+                assert second.end() == 130
+            assert "42" not in second.shown, "it says nothing of what the first attachment was told"
+            assert first.end() == 1
+        with terminal("attach", "env:0") as last:
+            last.until("(Pdb) ")
+            last.type("\x04")
+            assert last.end() == 0
+        assert "detached: env:0 waits on" in last.shown
         with terminal("attach", "env:0") as last:
             last.until("(Pdb) ")
             os.kill(pid, signal.SIGKILL)

@@ -55,7 +55,8 @@ class Scene:
 
     def send(self, text: str = "", wait_s: float = MAX_DEBUG_WAIT_S, **more) -> None:
         fields = {name: more.get(name, getattr(self.asked, name)) for name in ("stop", "offset")}
-        self.number += bool(text)
+        fields["interrupts"] = more.get("interrupts", False)
+        self.number += bool(text) or fields["interrupts"]
         by = f"by {self.attachment}"
         question = DebugQuestion("ns", "w", self.attachment, by, self.number, text, **fields, wait_s=wait_s)
         self.io.call(self.debugger.asked, question, self.answers.put)
@@ -195,16 +196,41 @@ def test_threads_in_breakpoints_wait_for_their_turn(scene):
     assert sorted([scene.results.get(), scene.results.get()]) == [20, 30]
 
 
+def test_command_that_runs_is_interrupted_and_the_users_code_is_not(scene):
+    scene.run(add, 1)
+    scene.say()
+    scene.send("print('on', flush=True); exec('while 1: pass')\n")
+    while "on" not in scene.take().output:
+        scene.send()
+    scene.begin("later")
+    scene.send()
+    answer = scene.take()
+    assert (answer.asks, answer.runs_s > 0) == (False, True)
+    assert answer.output.endswith("-> result *= 10\n"), "the line without a prompt, and nothing of what was said before"
+    scene.send(interrupts=True)
+    shown = ""
+    while not (answer := scene.take()).asks:
+        shown += answer.output
+        scene.send()
+    assert (shown + answer.output, answer.runs_s) == ("*** KeyboardInterrupt\n(Pdb) ", 0.0)
+    scene.send(interrupts=True)  # at the prompt it is for no command
+    scene.say("p 1\n")
+    assert scene.say("c\n")[1].state == OVER
+    assert scene.results.get() == 20
+
+
 def test_newest_attachment_takes_over_and_the_one_before_is_told(scene):
     scene.run(add, 1)
     scene.say()
+    scene.say("p 'earlier'\n")
     scene.send()
     scene.begin("later")
     scene.send()
     answers = [scene.take(), scene.take()]
     assert [(one.state, one.by) for one in answers if one.state == REPLACED] == [(REPLACED, "by later")]
     (taken,) = [one for one in answers if one.state == WAITS]
-    assert "(Pdb) " in taken.output, "it begins with the newest step"
+    assert taken.output.endswith("-> result *= 10\n(Pdb) "), "it begins with the line where the thread waits"
+    assert "earlier" not in taken.output
     scene.attachment = "s"
     scene.send("c\n")
     assert scene.take().state == REPLACED
