@@ -169,8 +169,8 @@ def _stack_lines(worker: object, stacks: object) -> list[str]:
 
     assert isinstance(worker, WorkerView)
     assert isinstance(stacks, WorkerStacks)
-    node = worker.node.report.hostname if worker.node is not None else worker.state.node_ip
-    return [*report_lines([ShownWorker(worker.group.namespace, worker.group.name, worker.state.rank, node, stacks)])]
+    group, rank = worker.group, worker.state.rank
+    return [*report_lines([ShownWorker(group.namespace, group.name, rank, worker.place, stacks, worker.place)])]
 
 
 def _read_token(path: str) -> str:

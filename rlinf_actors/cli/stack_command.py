@@ -19,6 +19,7 @@ from rlinf_actors.model.readable import ranges
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.plurals import counted
+from rlinf_actors.sampling.node_names import names_by_rank
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.node_questions import AskNode, answer_of
 from rlinf_actors.wire.protocol import QUESTIONS
@@ -94,7 +95,7 @@ def stack(target: str, job: str, every: bool, level: str | None, head: str | Non
         first = silent[0]
         raise RlinfActorsError(
             f"{len(silent)} of {counted(len(workers), 'worker')} gave no stacks: "
-            f"{first.group}:{first.rank} on {first.node}: {first.answer.fault}"
+            f"{first.group}:{first.rank} on {first.place or first.node}: {first.answer.fault}"
         )
 
 
@@ -128,6 +129,7 @@ def select(status: Status, target: str, job: str) -> list[Place]:
 
 async def _ask(endpoint: str, status: Status, chosen: Sequence[Place], level: str) -> list[ShownWorker]:
     nodes = {node.rank: node.report for node in status.nodes if node.rank >= 0}
+    names = names_by_rank(status.nodes)
     parts: dict[tuple[str, str], list[str]] = {}
     for group, worker in chosen:
         if worker.node_rank in nodes:
@@ -152,6 +154,7 @@ async def _ask(endpoint: str, status: Status, chosen: Sequence[Place], level: st
             worker.rank,
             nodes[worker.node_rank].hostname if worker.node_rank in nodes else worker.node_ip,
             answers.get(worker.id) or WorkerStacks(worker.id, fault="its node is not known to the head"),
+            names.get(worker.node_rank, worker.node_ip),
         )
         for group, worker in sorted(chosen, key=lambda one: (one[0].namespace, one[0].name, one[1].rank))
     ]

@@ -37,6 +37,7 @@ class ShownWorker(NamedTuple):
     rank: int
     node: str  # name
     answer: WorkerStacks
+    place: str = ""  # the node's name for people, if that is another
 
     @property
     def name(self) -> str:
@@ -218,7 +219,7 @@ def alike(workers: Iterable[ShownWorker]) -> list[list[ShownWorker]]:
 
 def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
     first = some[0]
-    nodes = dict.fromkeys(one.node for one in some)
+    nodes = dict.fromkeys(one.place or one.node for one in some)
     where = f"on {', '.join(nodes)}" if len(nodes) < 4 else f"on {len(nodes)} nodes"
     head = f"{first.group}:{ranges(one.rank for one in some)} of job {first.job}, {where}: "
     if first.answer.fault:

@@ -39,6 +39,7 @@ from rlinf_actors.net.host import host_key
 from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.progress import Facts, named
 from rlinf_actors.sampling.hardware_text import hardware_text, held_on, probed
+from rlinf_actors.sampling.node_names import node_names
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Done, EndGroup, Status
@@ -160,7 +161,7 @@ def _counts(counts: dict[str, int]) -> str:
 def nodes(head: str | None, as_json: bool) -> None:
     """List the nodes: rank, state, address, hardware."""
     _, found = status_of(head)
-    rows = [node_dict(node) for node in found.nodes]
+    rows, names = [node_dict(node) for node in found.nodes], node_names(found.nodes)
     if as_json:
         show_json(rows)
         return
@@ -169,7 +170,7 @@ def nodes(head: str | None, as_json: bool) -> None:
         [
             (
                 "-" if row["rank"] is None else row["rank"],
-                row["hostname"] + (" (head)" if row["is_head"] else ""),
+                names[row["id"]] + (" (head)" if row["is_head"] else ""),
                 f"{row['ip']} ({row['interface']})" if row["interface"] else row["ip"],
                 row["state"],
                 f"{duration(row['last_seen_s'])} ago",

@@ -17,6 +17,7 @@ from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.model.readable import duration
 from rlinf_actors.net.host import host_key
 from rlinf_actors.runtime.progress import Facts, named, seen
+from rlinf_actors.sampling.node_names import names_by_rank
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import KillWorker, Status, WorkerKilled
 from rlinf_actors.wire.debug_values import attach_command
@@ -61,10 +62,11 @@ def show(target: str, job: str, head: str | None, as_json: bool) -> None:
     if as_json:
         show_json(found)
         return
+    names = names_by_rank(status.nodes)
     fields: dict[str, Any] = {
         "worker": f"{found['name']} of job {found['namespace']}, {found['class']}",
         "state": found["state"],
-        "node": f"{found['node']} ({found['node_ip']}), process {found['pid'] or '-'}",
+        "node": f"{names.get(found['node_rank'], found['node'])} ({found['node_ip']}), process {found['pid'] or '-'}",
         "owner": found["owner"] or "none (detached)",
         "robots": found["robots"] or "none",
         "restarts": found["restarts"],

@@ -37,10 +37,9 @@ def chosen_workers(board: Board, query: str, sort: str) -> list[WorkerView]:
     """Return the workers of which each word of *query* is a part of the name, job, node, state, method or class."""
 
     def text(worker: WorkerView) -> str:
-        node = worker.node.report.hostname if worker.node is not None else ""
         method = worker.figures.method if worker.figures is not None else ""
         states = f"{worker.state.state} {worker.condition}"
-        return f"{worker.name} {worker.group.namespace} {node} {states} {method} {worker.group.cls}"
+        return f"{worker.name} {worker.group.namespace} {worker.place} {states} {method} {worker.group.cls}"
 
     return _chosen(board.workers, text, query, WORKER_SORTS, sort)
 

@@ -14,6 +14,7 @@ import msgspec
 from rlinf_actors.counters import BOUNDS_S
 from rlinf_actors.runtime.worker_ends import breakpoint_clause
 from rlinf_actors.sampling.hardware_text import hardware_text, held_on, probed
+from rlinf_actors.sampling.node_names import node_names
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.figure_values import ChannelFigures, MethodFigures, NodeFigures, WorkerFigures
@@ -107,6 +108,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     """A worker with its group, node, figures, and the rates of the last two samples. None stands for unknown.
 
     `breakpoint` says where it waits in a breakpoint, for how long, and how to attach; "" if it waits in none.
+    `place` is the name of its node, as in NodeView; the node's address if the head does not know the node.
     """
 
     group: GroupState
@@ -116,6 +118,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     cpu: float | None = None  # processors that it keeps busy
     calls: float | None = None  # in a second
     breakpoint: str = ""
+    place: str = ""
 
     @property
     def name(self) -> str:
@@ -214,7 +217,7 @@ class Board:
         counts = collections.Counter(
             worker.node_rank for group in status.groups for worker in group.workers if worker.state != "gone"
         )
-        hosts = collections.Counter(node.report.hostname for node in status.nodes)
+        names = node_names(status.nodes)
         self.nodes = []
         for state in sorted(status.nodes, key=lambda node: (node.rank < 0, node.rank, node.report.hostname)):
             id = state.report.node_id
@@ -224,12 +227,9 @@ class Board:
                 cpu = None if busy is None else min(1.0, busy / figures.cpus)
                 if cpu is not None:
                     self.node_history.setdefault(id, collections.deque(maxlen=KEPT)).append(cpu)
-            name = state.report.hostname
-            if hosts[name] > 1:
-                name += f" (rank {state.rank})" if state.rank >= 0 else f" ({id})"
             hardware = hardware_text(probed(state), held_on(state, status.leases))
             fault, workers = sample.faults.get(id, ""), counts[state.rank]
-            self.nodes.append(NodeView(state, figures, fault, cpu, workers, name, hardware))
+            self.nodes.append(NodeView(state, figures, fault, cpu, workers, names[id], hardware))
         known = {node.id for node in self.nodes}
         self.node_history = {id: history for id, history in self.node_history.items() if id in known}
 
@@ -267,8 +267,8 @@ class Board:
                 pulse, place = state.pulse, ""
                 if pulse is not None and pulse.breakpoint and not pulse.unresponsive:
                     place = breakpoint_clause(f"{group.name}:{state.rank}", group.namespace, pulse, status.at)
-                at_node = None if node is None else node.state
-                self.workers.append(WorkerView(group, state, at_node, figures, cpu, rate, place))
+                where = (None, state.node_ip) if node is None else (node.state, node.name)
+                self.workers.append(WorkerView(group, state, where[0], figures, cpu, rate, place, where[1]))
         self._calls = calls
         alive = {(group.namespace, group.name) for group in status.groups}
         self.methods = {key: methods for key, methods in self.methods.items() if key in alive}

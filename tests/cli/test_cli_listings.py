@@ -20,6 +20,17 @@ from rlinf_actors.wire.program import DriverState, Program
 from rlinf_actors.wire.values import WorkerPulse, WorkerState
 
 
+def test_nodes_of_one_host_name_have_their_ranks_or_ids_in_lists(shown):
+    found = example_status()
+    nodes = [replace(one, report=replace(one.report, hostname="lab")) for one in found.nodes]
+    found = replace(found, nodes=[nodes[0], nodes[1], replace(nodes[2], rank=-1)])
+    rows = [line.split("  ") for line in shown("nodes", status=found)[1].splitlines()[1:]]
+    assert {row[0]: next(filter(None, row[1:])).strip() for row in rows} == {
+        "0": "lab (rank 0) (head)", "1": "lab (rank 1)", "-": "lab (id-n2)",
+    }  # fmt: skip
+    assert "lab (rank 0) (10.0.0.1), process 11" in shown("worker", "show", "greeters:0", status=found)[1]
+
+
 def test_nodes_json_has_stable_keys(shown):
     code, out, err = shown("nodes", "--json")
     rows = json.loads(out)

@@ -53,9 +53,12 @@ def test_two_nodes_of_one_machine_play(machines: list[Machine], place: Path) -> 
     assert again == [first, second]
     here.run_daemon(first)
     here.run_daemon(second.replace("/tmp/node1", other))
-    assert here.run(nodes)[0].count("127.0.0.1") >= 2
-    [shown] = [one.text for one in page_blocks.blocks(page, "text")]
+    listed, shown = (one.text for one in page_blocks.blocks(page, "text"))
+    head, *rows = here.run(nodes)[0].splitlines()
+    assert head.split() == listed.splitlines()[0].split()
+    assert [row.split()[0] for row in rows] == ["-", "-"]
     assert here.run(play)[0] == shown
+    assert here.run(nodes)[0].count(" (rank ") == 2
     assert here.run(train)[0] == "[0]\n"  # it waits for one node
     assert "players" in here.run(events)[0]
     here.interrupt()

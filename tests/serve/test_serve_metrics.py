@@ -60,6 +60,7 @@ def test_nodes_of_one_host_name_are_told_apart_by_their_ranks():
         keys = [tuple(sorted(labels.items())) for labels, _ in series]
         assert len(keys) == len(set(keys)), name
     assert value(rows, "rlinf_actors_node_up", node="lab (rank 0)") == 1
+    assert {worker.place for worker in found.workers} == {"lab (rank 0)", "lab (rank 1)"}
     assert {labels["node"] for labels, _ in rows["rlinf_actors_worker_restarts_total"]} <= {
         labels["node"] for labels, _ in rows["rlinf_actors_node_up"]
     }

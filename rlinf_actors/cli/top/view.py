@@ -216,7 +216,7 @@ _WORKERS: _View[WorkerView] = _View(
     {
         "WORKER": lambda one: one.name,
         "JOB": lambda one: one.group.namespace,
-        "NODE": lambda one: one.node.report.hostname if one.node else one.state.node_ip,
+        "NODE": lambda one: one.place,
         "STATE": lambda one: one.condition,
         "PID": lambda one: str(one.state.pid or NONE),
         "CPU": lambda one: _percent(one.cpu),
