@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
+from rlinf_actors import counters
 from rlinf_actors.channel.request_spans import trace_sent
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.framing import BIG
@@ -67,6 +68,12 @@ class RequestSender:
             trace_sent(put)
         if put._finished:
             return  # the host is gone
+        counts = counters.mine.sent["inline"]  # not counters.sent(): each small item comes here
+        counts[0] += 1
+        counts[1] += put.nbytes
+        for part in parts[1:]:  # large ones are counted where their path is chosen
+            size = memoryview(part).nbytes
+            counts[1] -= size if size >= SHARED_FROM else 0
         if put.nowait or len(parts) != 1 or put.nbytes >= BIG:
             frame = frames.ChannelPut(put.call, put.key, put.weight, put.nowait, True)
             # the copy of a large item takes longer than the system call, and than to wake the I/O thread

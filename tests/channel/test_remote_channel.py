@@ -7,10 +7,11 @@ import concurrent.futures
 import gc
 import sys
 
+import numpy as np
 import pytest
 from channel_kit import World, settle
 
-from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError
+from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError, counters
 from rlinf_actors.channel import put_window
 from rlinf_actors.channel.client import remote_channel
 from rlinf_actors.errors import ConnectionLostError
@@ -75,6 +76,17 @@ async def test_a_dropped_gets_item_is_the_head_again(arrived):
     taking = [user.get(), user.get()]
     assert [await work for work in taking] == [0, 1]
     assert not taking[0].redelivered
+
+
+async def test_small_items_and_small_parts_of_items_are_counted_as_inline():
+    world = World()
+    user = world.user("a")
+    before = counters.sent_by_path().get("inline", [0, 0])
+    await user.put(b"x" * 5_000)
+    await user.put([np.ones(1000), np.ones(100_000)])  # the second array counts where its path is chosen
+    number, size = counters.sent_by_path()["inline"]
+    assert number == before[0] + 2
+    assert 13_000 < size - before[1] < 14_000
 
 
 async def test_a_dead_consumers_item_goes_to_the_next():
