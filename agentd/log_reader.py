@@ -26,6 +26,7 @@ from agentd.users import User, as_user
 from rlinf_actors.diagnosis.machine import disk_figures
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.net.loop import Tasks
+from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.check_values import LogUse
 from rlinf_actors.wire.figure_values import DiskFigures
 from rlinf_actors.wire.log_values import (
@@ -146,6 +147,8 @@ class LogReader:
         try:
             while True:
                 waiting.changed = False
+                if question.wait_s:
+                    self._have_told(place.worker)
                 answer = await self._loop.run_in_executor(None, _read, place, question)
                 runs = place.worker in self._workers
                 if answer.data or answer.lost or not question.wait_s or not (runs or waiting.changed):
@@ -159,6 +162,12 @@ class LogReader:
             raise
         self._forget(waiting)
         waiting.send(msgspec.structs.replace(answer, ended=not runs and not answer.data))
+
+    def _have_told(self, id: str) -> None:
+        """Have the template say when files of the worker *id* grow. Nothing else does if no driver gets the output."""
+        worker = self._workers.get(id)
+        if worker is not None and not worker.spec.forward_logs:
+            worker.template.send(template_protocol.Read(id, (0, 0), (0, 0)))
 
     def _time_out(self, waiting: _Waiting, answer: LogSlice) -> None:
         self._forget(waiting)

@@ -175,8 +175,11 @@ def read_events(
             while True:
                 asked = cursor.request(follow)
                 try:
-                    ask = client.listen if asked.wait_s and look is None else client.request
-                    answer = expected(await ask(asked, patience(asked)), Events)
+                    if asked.wait_s and look is None:
+                        reply = await client.listen(asked, patience(asked), again=True)
+                    else:
+                        reply = await client.request(asked, patience(asked))
+                    answer = expected(reply, Events)
                 except ClusterTimeoutError as error:
                     if not (follow and reached):
                         raise

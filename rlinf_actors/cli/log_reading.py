@@ -292,7 +292,7 @@ class Follower:
                 break
             try:
                 asked = events.request(True)
-                events.take(expected(await self._client.listen(asked, patience(asked)), Events))
+                events.take(expected(await self._client.listen(asked, patience(asked), again=True), Events))
             except ClusterTimeoutError:
                 continue
         if found is None or found.state == "lost":

@@ -239,8 +239,11 @@ def clock(at: float) -> str:
 
 async def ask(client: Observer, node: NodeState, question: LogQuestion) -> LogSlice:
     request = AskNode(node.report.node_id, question)
-    ask = client.listen if question.wait_s else client.request
-    answer = answer_of(await ask(request, ANSWER_S + question.wait_s), LogSlice)
+    if question.wait_s:
+        reply = await client.listen(request, ANSWER_S + question.wait_s, again=True)
+    else:
+        reply = await client.request(request, ANSWER_S)
+    answer = answer_of(reply, LogSlice)
     if answer.fault:
         raise RlinfActorsError(answer.fault)
     return answer

@@ -103,7 +103,7 @@ class Observer(ControlClient):
         identity = f"observer:{uuid.uuid4().hex}".encode()
         super().__init__(network, endpoint, identity, lambda notice: None, self._listen_again)
         self._asked: list[Body] = []
-        self._heard_later: list[Body] = []
+        self._followed: list[Body] = []
 
     async def request(self, body: Body, timeout: float | None = None, *args: Any, **options: Any) -> Body:
         """Send a request like `ControlClient.request`, and show the wait for its answer."""
@@ -113,17 +113,21 @@ class Observer(ControlClient):
         finally:
             self._asked = [one for one in self._asked if one is not body]
 
-    async def listen(self, body: Body, timeout: float) -> Body:
-        """Send a request that the head answers when something happens. The wait for that is not shown."""
-        self._heard_later.append(body)
+    async def listen(self, body: Body, timeout: float, again: bool = False) -> Body:
+        """Send a request that the head answers when something happens. The wait for that is not shown.
+
+        With *again*, a head that was restarted meanwhile is asked at once too. It may not know the nodes yet.
+        """
+        if not again:
+            return await super().request(body, timeout)
+        self._followed.append(body)
         try:
             return await super().request(body, timeout)
         finally:
-            self._heard_later = [one for one in self._heard_later if one is not body]
+            self._followed = [one for one in self._followed if one is not body]
 
     def _listen_again(self) -> None:
-        """Repeat the requests of `listen`, because a restarted head does not know them."""
-        for body in self._heard_later:
+        for body in self._followed:
             self.repeat(body)
 
     async def waits(self, look: Looking | None, missing: bool) -> Facts | None:

@@ -70,7 +70,7 @@ class ForkedWorker:
         self.told = self.watched = False
         self.unanswered = 0  # probes since the last Pong
         self.pong: packets.Pong | None = None  # not yet sent to agentd
-        self.unread = self.announced = False  # output that agentd has not read; LogsGrew sent since the last Read
+        self.unread, self.announced = False, not fork.spec.forward_logs  # output that is not read; LogsGrew sent
         with contextlib.ExitStack() as stack:
             self.out = LogPump(fork.place.out_path, log_bytes, fork.spec.keep_logs, job_id(fork.spec.token))
             stack.callback(self.out.close)
@@ -348,7 +348,7 @@ class ForkedWorkers:
             self._announce(worker)
 
     def _announce(self, worker: ForkedWorker) -> None:
-        if worker.unread and not worker.announced and worker.fork.spec.forward_logs:
+        if worker.unread and not worker.announced:
             worker.unread, worker.announced = False, True
             self._send(packets.LogsGrew([worker.id]))
 

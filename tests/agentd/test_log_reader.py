@@ -24,6 +24,7 @@ from rlinf_actors.wire.log_values import (
     file_name,
     job_id,
 )
+from rlinf_actors.wire.template_protocol import Read
 
 FIRST, SECOND = job_id("a token"), job_id("another")
 
@@ -39,13 +40,16 @@ class Scene:
         users = SimpleNamespace(all=list)
         site = SimpleNamespace(run_dir=place, rules=SimpleNamespace(log_dir=str(self.logs)), users=users)
         self.workers: dict[str, Any] = {}
+        self.told: list[object] = []  # packets for templates
         self.reader = LogReader(asyncio.get_running_loop(), site, self.workers)  # type: ignore[arg-type]
         self.run("w-0", "env-0")
         self._number = 0
 
-    def run(self, id: str, name: str) -> None:
+    def run(self, id: str, name: str, forward_logs: bool = True) -> None:
         plan = SimpleNamespace(out_path=str(self.job / f"{name}.out"), err_path=str(self.job / f"{name}.err"))
-        self.workers[id] = SimpleNamespace(spec=SimpleNamespace(id=id, namespace="job/1"), plan=plan, user=None)
+        spec = SimpleNamespace(id=id, namespace="job/1", forward_logs=forward_logs)
+        template = SimpleNamespace(send=self.told.append)
+        self.workers[id] = SimpleNamespace(spec=spec, plan=plan, user=None, template=template)
 
     def end(self, id: str) -> None:
         del self.workers[id]
@@ -130,6 +134,18 @@ async def test_a_question_waits_for_output_and_for_the_end_of_the_worker(scene):
     scene.end("w-0")
     answer = await waits
     assert (answer.data, answer.ended) == (b"", True)
+    assert scene.told == []
+
+
+async def test_a_template_is_asked_for_the_growth_of_files_that_no_driver_gets(scene):
+    scene.run("w-1", "env-1", forward_logs=False)
+    scene.write("env-1.out", b"")
+    waits = scene.ask("env-1.out", wait_s=20.0)
+    await scene.ask("env-1.out")
+    assert scene.told == [Read("w-1", (0, 0), (0, 0))]
+    scene.write("env-1.out", b"now\n")
+    scene.reader.grew(["w-1"])
+    assert (await waits).data == b"now\n"
 
 
 async def test_output_while_the_file_is_read_is_not_waited_for(scene):
