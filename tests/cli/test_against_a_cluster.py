@@ -82,7 +82,7 @@ def test_worker_is_shown_and_killed_and_channels_are_listed(local, capsys):
     channel.put("a", key="k")
     shown = as_json(capsys, "worker", "show", "pids:1")
     assert (shown["pid"], shown["node"], shown["state"]) == (pids[1], "node0", "running")
-    assert "process" in shown["owner"]
+    assert f"(pid {os.getpid()} on " in shown["owner"]
     assert app.run(["worker", "kill", "pids:1"]) == 64, "it asks, and there is no terminal"
     assert "--yes" in capsys.readouterr().err
     dead = as_json(capsys, "worker", "kill", "pids:1", "--yes", "--reason", "test")
