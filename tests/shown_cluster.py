@@ -245,7 +245,7 @@ def _events(now: float) -> list[ClusterEvent]:
     before.life, before.exit = WorkerLife.GONE, after.exit
     host = HOSTS[PARTS[name].places[int(rank)]][0]
     for ago, worker, life in ((DIED_S, before, WorkerLife.RUNNING), (BACK_S, after, WorkerLife.STARTING)):
-        event = event_log.of_life(worker, life, host)
+        event = event_log.of_life(worker, life, (host, -1))
         assert event is not None
         found.append((ago, event))
     why = f"is gone: its agentd was silent for {SILENT_S:.0f} s and is not connected"

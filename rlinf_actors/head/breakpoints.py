@@ -53,5 +53,5 @@ class BreakpointLog:
             self._note("breakpoint_attached", node, worker, place, f"is debugged at {place} by {question.by}")
 
     def _note(self, kind: EventKind, node: Node, worker: WorkerRecord, place: str, text: str) -> None:
-        event = of_worker(kind, worker, node.report.hostname, text)
+        event = of_worker(kind, worker, self._head.nodes.named(node.id), text)
         self._events.note(worker.spec.namespace, f"{kind} {worker.spec.group} {place}", event)

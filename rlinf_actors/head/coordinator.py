@@ -386,7 +386,8 @@ class Coordinator:
         """
         self.queries.lost(node, reason)
         if successor is None:
-            self.emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
+            rank = self.nodes.named(node.id)[1]
+            self.emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}", rank))
             self.groups.node_lost(node, reason, certain)
         else:
             self.reconciler.replaced(node, successor)

@@ -330,8 +330,14 @@ def level(kind: str) -> int:
 # In the functions below the entry reads "NAME TEXT", with the name of the node, driver, group or worker.
 
 
-def of_node(kind: EventKind, node: Node, text: str) -> LogEvent:
-    return LogEvent(kind, f"node {node.name} {text}", node=node.report.hostname, node_id=node.id)
+def of_node(kind: EventKind, node: Node, text: str, rank: int = -1) -> LogEvent:
+    """Return a log entry for a node, with its *rank* unless that is -1."""
+    host = node.report.hostname
+    return LogEvent(kind, f"node {host}{_of(rank)}{node.name.removeprefix(host)} {text}", node=host, node_id=node.id)
+
+
+def _of(rank: int) -> str:
+    return f" (rank {rank})" if rank >= 0 else ""
 
 
 def of_driver(kind: EventKind, client: Client, text: str) -> LogEvent:
@@ -349,13 +355,14 @@ def of_launch(group: Group, ranks: int) -> LogEvent:
     return of_group("group_launched", group, f"was launched: {group.cls}, {which}")
 
 
-def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> LogEvent:
+def of_worker(kind: EventKind, worker: WorkerRecord, node: tuple[str, int], text: str) -> LogEvent:
+    """Return a log entry for a worker. *node* is what `NodeTable.named` returns of its node."""
     spec = worker.spec
     process = f" (process {worker.pid})" if worker.pid else ""
     return LogEvent(
         kind,
-        f"worker {spec.group}:{spec.rank}{process} of job {spec.namespace} on node {node} {text}",
-        node=node,
+        f"worker {spec.group}:{spec.rank}{process} of job {spec.namespace} on node {node[0]}{_of(node[1])} {text}",
+        node=node[0],
         node_id=worker.node_id,
         namespace=spec.namespace,
         group=spec.group,
@@ -366,10 +373,10 @@ def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> Lo
     )
 
 
-def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | None:
+def of_life(worker: WorkerRecord, before: WorkerLife, node: tuple[str, int]) -> LogEvent | None:
     """Return the log entry for a worker whose state was *before* and is `worker.life` now; None for no entry.
 
-    *node* is the host name of the worker's node.
+    *node* is that of `of_worker`.
     """
     if worker.life is WorkerLife.RUNNING and before is WorkerLife.STARTING:
         if worker.spec.incarnation:

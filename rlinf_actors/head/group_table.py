@@ -473,7 +473,7 @@ class GroupTable:
         worker.step(event)
         if worker.life is before:
             return
-        event_of_life = of_life(worker, before, self._head.nodes.hostname(worker.node_id))
+        event_of_life = of_life(worker, before, self._head.nodes.named(worker.node_id))
         if event_of_life is not None:
             self._head.emit(event_of_life)
         self.changed(worker)

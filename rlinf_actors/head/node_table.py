@@ -69,6 +69,7 @@ class NodeTable:
         self._of_member = Quota("nodes")
         self._on_host: Index[Node] = Index()
         self._of_key: Index[Node] = Index()  # by public key
+        self._of_name: Index[Node] = Index()  # by host name
         self._of_holder: Index[Node] = Index()  # by the label of the member
         self._in_job: Index[str] = Index()  # ids of the nodes that have, or had, workers of a job
         self.drained = dict(before.drained)
@@ -156,10 +157,11 @@ class NodeTable:
     def states(self, nodes: Iterable[Node]) -> list[NodeState]:
         return [node.state(self.rank(node), self._head.now) for node in nodes]
 
-    def hostname(self, node_id: str) -> str:
-        """Return the host name of this node, or *node_id* itself if the node is unknown."""
+    def named(self, node_id: str) -> tuple[str, int]:
+        """Return this node's host name (its id, if it is unknown), and its rank if another node has the name, or -1."""
         node = self._nodes.get(node_id)
-        return node.report.hostname if node is not None else node_id
+        name = node.report.hostname if node is not None else node_id
+        return name, self._ranks.get(node_id, -1) if len(self._of_name.of(name)) > 1 else -1
 
     # --- registration ---
 
@@ -364,6 +366,7 @@ class NodeTable:
         if before is not None:
             self._of_member.free(label(before.member))
             self._on_host.discard(before.report.host, node.id)
+            self._of_name.discard(before.report.hostname, node.id)
             self._of_key.discard(before.member.key, node.id)
             self._of_holder.discard(label(before.member), node.id)
             self._drop_statement(before)
@@ -371,6 +374,7 @@ class NodeTable:
             (self._silent if node.report.rank is None else self._stated)[node.id] = None
         self._of_member.take(label(node.member))
         self._on_host.add(node.report.host, node.id, node)
+        self._of_name.add(node.report.hostname, node.id, node)
         if node.member.key:
             self._of_key.add(node.member.key, node.id, node)
         if holder := label(node.member):
@@ -396,6 +400,7 @@ class NodeTable:
             del self._ranked[rank]
         self._of_member.free(label(node.member))
         self._on_host.discard(node.report.host, node.id)
+        self._of_name.discard(node.report.hostname, node.id)
         self._of_key.discard(node.member.key, node.id)
         self._of_holder.discard(label(node.member), node.id)
         for namespace in node.jobs:

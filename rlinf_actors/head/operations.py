@@ -83,7 +83,7 @@ class DrainTable:
         else:
             if id not in nodes.drained:
                 drained = nodes.drained
-                held = lambda: first_of(list(drained), lambda id: f"{nodes.hostname(id)}: {drained[id]}")  # noqa: E731
+                held = lambda: first_of(list(drained), lambda id: f"{nodes.named(id)[0]}: {drained[id]}")  # noqa: E731
                 quotas.check("drains", "the head", len(drained), held)
             self._drain(asked, node)
         self.changed(id)
@@ -363,14 +363,14 @@ class WorkerHealthLog:
         """Log that output of a worker is lost, or is written again."""
         worker = self._head.groups.worker_on(node, body.id)
         if worker is not None:
-            name, text = node.report.hostname, printable(body.text)
+            name, text = self._head.nodes.named(node.id), printable(body.text)
             lost = of_worker(
                 "output_lost", worker, name, f"loses output: {text}; `rlinf-actors doctor` shows the disks"
             )
             self._head.emit(lost if text else of_worker("output_written", worker, name, "has its output written again"))
 
     def _note(self, node: Node, worker: WorkerRecord, health: WorkerHealth) -> None:
-        before, name, wall = worker.pulse, node.report.hostname, self._head.wall
+        before, name, wall = worker.pulse, self._head.nodes.named(node.id), self._head.wall
         place, since, stop = health.breakpoint, wall - health.breakpoint_s, health.stop
         if health.unresponsive and before is not None:  # it says nothing of breakpoints meanwhile
             place, since, stop = before.breakpoint, before.breakpoint_since, before.stop

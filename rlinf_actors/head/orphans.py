@@ -51,4 +51,4 @@ class Orphans:
             group.orphaned = f"its owner ended: {self._named(owner)} {how}"
 
     def _named(self, worker: WorkerRecord) -> str:
-        return f"worker {worker.spec.group}:{worker.spec.rank} on node {self._head.nodes.hostname(worker.node_id)}"
+        return f"worker {worker.spec.group}:{worker.spec.rank} on node {self._head.nodes.named(worker.node_id)[0]}"

@@ -120,7 +120,8 @@ class RobotTable:
             if node is not None and now >= node.last_seen + self._lease_s:
                 silent = now - node.last_seen
                 why = f"its agentd was silent for {silent:.1f} s, and so the lease of {titles(worker)} is over"
-                self._head.emit(of_worker("lease_lost", worker, node.report.hostname, f"loses its robots: {why}"))
+                name = self._head.nodes.named(node.id)
+                self._head.emit(of_worker("lease_lost", worker, name, f"loses its robots: {why}"))
                 self._head.groups.lose(worker, node, f"node {node.name}: {why}")
         self._head.groups.robots_changed[group.key] = group
 

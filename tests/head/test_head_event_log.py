@@ -335,6 +335,27 @@ def test_waiting_driver_is_answered_at_once_and_forgotten_at_its_end():
     assert [body for _, body in kit.answers() if isinstance(body, Events)] == []
 
 
+def test_nodes_of_one_host_name_are_told_apart_by_their_ranks_while_there_are_several():
+    kit = HeadKit()
+    for id in ("n0", "n1"):
+        kit.node(id, hostname="lab")
+    kit.driver()
+    kit.nodes(2)
+    kit.launch("g", [0, 1])
+    kit.ready("a:n1", "g-1")
+    kit.tell("a:n1", Goodbye("off"))
+    kit.ready("a:n0", "g-0")
+    found = kit.ask("cli", GetEvents()).events
+    texts = [event.text for event in found if "lab" in event.text and event.kind != "node_joined"]
+    assert [text.partition(" on node ")[2] or text for text in texts] == [
+        "lab (rank 1) is up",
+        "node lab (rank 1) (10.0.0.1) is gone: off",
+        "lab (rank 1) is gone with its node: node lab (10.0.0.1): off",
+        "lab is up",
+    ]
+    assert {event.node for event in found if event.kind.startswith("worker")} == {"lab"}
+
+
 def test_deaths_lost_nodes_and_emergency_stops_are_warnings_in_the_log():
     kinds = set(typing.get_args(EventKind))
     assert kinds >= WARNINGS
