@@ -33,6 +33,7 @@ from rlinf_actors.cli.output import echo, json_line, note, plain
 from rlinf_actors.cli.queries import Observer, head_option, observing, status_of
 from rlinf_actors.errors import RlinfActorsError, UsageError
 from rlinf_actors.net import discovery
+from rlinf_actors.net.loop import Tasks
 from rlinf_actors.plurals import counted
 from rlinf_actors.shown import output
 from rlinf_actors.wire.client_messages import Status
@@ -265,12 +266,13 @@ async def _readings(client: Observer, sources: list[Source], wanted: _Wanted, sh
 async def _follow(client: Observer, readings: Sequence[Reading], shown: _Shown) -> list[str]:
     """Print what comes, until all workers have ended. Return the nodes that were lost meanwhile."""
     follower = Follower(client, shown.line, shown.fails)
-    tasks = [asyncio.ensure_future(follower.follow(reading)) for reading in readings]
+    tasks = Tasks()
     try:
-        await asyncio.gather(*tasks)
+        await asyncio.gather(
+            *[tasks.start(follower.follow(one), "printing what comes", expected=Exception) for one in readings]
+        )
     finally:  # no task group: of an exception such as BrokenPipeError it would make another one
-        for task in tasks:
-            task.cancel()
+        await tasks.close()
     return list(follower.lost.values())
 
 
