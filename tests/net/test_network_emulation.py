@@ -160,10 +160,14 @@ def test_close_with_a_linger_sends_what_is_held_and_without_drops_it(emulated, e
     assert len(ends.sent) == 2
 
 
-def due(emulated: EmulatedNetwork) -> list[float]:
-    """When the held messages are sent, in milliseconds from now."""
-    now = time.monotonic()
-    return [round(1e3 * (entry[0] - now)) for entry in sorted(emulated._postman._due)]
+def due(emulated: EmulatedNetwork, began: float) -> list[float]:
+    """When the held messages are sent, in seconds from the send of the first, which was after *began*.
+
+    The first takes 10 s. The others wait for it, however late they were sent.
+    """
+    first, *others = sorted(entry[0] for entry in emulated._postman._due)
+    assert began <= first - 10 <= time.monotonic()
+    return [10, *(10 + at - first for at in others)]
 
 
 def test_size_counts_parts_lent_memory_and_tensors_beside_the_message(ends):
@@ -172,9 +176,10 @@ def test_size_counts_parts_lent_memory_and_tensors_beside_the_message(ends):
     transfer = frames.TensorTransfer(1, 1, [])
     beside = frames.encode(frames.UserMessage(1, 0, "env:0", "w", "", 30_000_000, transfer))
     lent = MARK + _encode(_Leases(True, False, [(1, 7, 0, 20_000_000)], message()))
+    began = time.monotonic()
     for header, parts in ((message(), [b"", bytes(10_000_000)]), (lent, [b"", b""]), (beside, [b""])):
         link.send(header, parts)
-    assert due(emulated) == pytest.approx([10_000, 30_000, 60_000], rel=0.01)
+    assert due(emulated, began) == pytest.approx([10, 30, 60], rel=1e-4), "but for the headers"
     emulated.close()
 
 
@@ -183,10 +188,11 @@ def test_broadcast_to_several_workers_uses_the_bandwidth_once(ends):
     groups = [{"members": ["env:0"], "bandwidth_mbps": 8}]
     emulated = network(ends, crossdc_pairs=pairs, bandwidth_groups=groups)
     links = [emulated.link("ipc://x", b"me", None, LinkOptions(to=f"actor:{rank}")) for rank in range(3)]
+    began = time.monotonic()
     for _ in range(2):
         for link in links:
             link.send(message("tree"), [b"", bytes(10_000_000)])
-    assert due(emulated) == pytest.approx([10_000] * 3 + [20_000] * 3, rel=0.01)
+    assert due(emulated, began) == pytest.approx([10] * 3 + [20] * 3, rel=1e-4), "but for the headers"
     emulated.close()
 
 
