@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ from rlinf_actors.wire.log_values import MAX_LOG_SLICE, MAX_LOG_WAIT_S, LogMark,
 from rlinf_actors.wire.protocol import expected
 from rlinf_actors.wire.values import NodeState
 
-LINE_BYTES = 4096
-"""Bytes that are read for each of the last lines. Longer ones are fewer."""
+LINE_BYTES = (256, 4096)
+"""Bytes that are read for each of the last lines, and those if lines are longer. Still longer ones are fewer."""
 BACK_S = 30.0
 """Seconds after the start of a head within which a node that it does not know may still come back."""
 KEPT_BYTES = 1 << 26
@@ -68,6 +68,7 @@ class Reading:
     Attributes:
         lines: the lines that were read and are not taken yet.
         ended: True if no more lines will come.
+        is_cut: True if *tail* has left out the first bytes.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Reading:
         self._inode = start.inode if start is not None else 0
         spans = {name: part.span(source.only, source.goes_on) for name, part in source.parts.items()}
         skipped = 0 if tail is None else max(0, sum(end - begin for begin, end, _ in spans.values()) - tail)
+        self.is_cut = skipped > 0
         self._spans: deque[tuple[str, int, int, bool]] = deque()
         for name, (begin, end, grows) in spans.items():
             cut = min(begin + skipped, end)
@@ -226,21 +228,36 @@ async def last_lines(
     """Find the last *limit* lines of one worker in its log files, *sources*. Return for each file that can be read
     where they begin, and how many they are.
     """
-    broken: list[Reading] = []
-
-    def fails(reading: Reading, error: RlinfActorsError) -> None:
-        broken.append(reading)
+    for line_bytes in LINE_BYTES:
+        readings = [Reading(client, source, since, tail=limit * line_bytes) for source in sources]
+        broken: dict[Reading, RlinfActorsError] = {}
+        last, read = await _last(readings, limit, broken.__setitem__, finish)
+        kept = Counter(reading for reading, _ in last)
+        if not any(reading.is_cut and limit and read[reading] == kept[reading] for reading in readings):
+            break  # else a line before the tail may be one of the last ones
+    for reading, error in broken.items():
         failed(reading, error)
-
-    readings = [Reading(client, source, since, tail=limit * LINE_BYTES) for source in sources]
-    last: deque[tuple[Reading, Start]] = deque(maxlen=limit)
-    await merge(readings, lambda reading, line: last.append((reading, line.start)), fails, finish)
     starts = {reading: [start for of, start in last if of is reading] for reading in readings}
     return [
         (reading.source, found[0] if found else reading.place, len(found))
         for reading, found in starts.items()
         if reading not in broken
     ]
+
+
+async def _last(
+    readings: Sequence[Reading], limit: int, failed: Failed, finish: bool
+) -> tuple[deque[tuple[Reading, Start]], Counter[Reading]]:
+    """Return where the last *limit* lines begin, and how many lines each file has."""
+    last: deque[tuple[Reading, Start]] = deque(maxlen=limit)
+    read: Counter[Reading] = Counter()
+
+    def each(reading: Reading, line: Line) -> None:
+        read[reading] += 1
+        last.append((reading, line.start))
+
+    await merge(readings, each, failed, finish)
+    return last, read
 
 
 class Follower:
@@ -301,7 +318,8 @@ class Follower:
                 ago = f", last seen {duration(found.last_seen_s)} ago" if found is not None else ""
                 note(plain(f"node {name} is lost{ago}: the output of its workers is not followed any further"))
             return False
-        if isinstance(error, ClusterTimeoutError) and id not in self._late:
+        head_was_away = status.uptime_s < BACK_S  # which `_status`, or the restart, has ended
+        if isinstance(error, ClusterTimeoutError) and not head_was_away and id not in self._late:
             self._late.add(id)
             note(plain(f"{error}; waiting for it"))
         return True

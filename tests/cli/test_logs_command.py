@@ -263,7 +263,7 @@ def written(path: Path, *lines: tuple[float, str]) -> Source:
 def test_lines_of_files_are_merged_by_time_and_the_last_of_each_worker_are_kept(tmp_path, most, limit, last):
     out = [(float(at), f"step {at}") for at in (1, 3, 5)]
     err = [(2.0, "err 2"), (4.0, "err 4"), (0.0, "Traceback"), (6.0, "err 6 " + 30 * "x")]
-    other = [(2.0, "other 2"), (0.0, "other 2 again"), (4.5, "other 4.5"), (0.5, "clock was set back")]
+    other = [(2.0, "other 2"), (0.0, "other 2 again"), (4.5, "other 4.5" + 900 * "x"), (0.5, "clock was set back")]
     sources = [written(tmp_path / name, *lines) for name, lines in (
         ("env-0.out", out), ("env-0.err", err), ("env-1.out", other),
     )]  # fmt: skip
@@ -281,7 +281,7 @@ def test_lines_of_files_are_merged_by_time_and_the_last_of_each_worker_are_kept(
 
     asyncio.run(read())
     every = [
-        "step 1", "err 2", "other 2", "other 2 again", "step 3", "err 4", "Traceback", "other 4.5",
+        "step 1", "err 2", "other 2", "other 2 again", "step 3", "err 4", "Traceback", "other 4.5" + 900 * "x",
         "clock was set back", "step 5", "err 6 " + 30 * "x",
     ]  # fmt: skip
     theirs = [line for line in every if "other" in line or "clock" in line]
