@@ -21,6 +21,7 @@ from rlinf_actors import procfs
 from rlinf_actors.net.failure_detection import stalled_s
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.agent_messages import WorkersHealth
+from rlinf_actors.wire.stack_values import stopped
 from rlinf_actors.wire.template_protocol import Pong
 from rlinf_actors.wire.values import WorkerHealth
 
@@ -33,11 +34,10 @@ METHOD_CHARS = 200  # of a method's name in a report: one message has all worker
 NO_ANSWER = "its I/O thread does not answer"
 NO_TEMPLATE = "its template does not answer"
 STATES = {
-    "T": "its process is stopped, by a signal such as SIGSTOP",
     "t": "a debugger has stopped its process",
     "D": "its main thread waits in the kernel for a device or file system, and its I/O thread does not answer",
 }
-"""Why a worker does not answer, by the state of its process in /proc."""
+"""Why a worker does not answer, by the state of its process in /proc; `stopped` is that of T."""
 
 
 class HealthTimes(msgspec.Struct, frozen=True):
@@ -147,6 +147,8 @@ class HealthTable(msgspec.Struct):
 def silence_of(pid: int) -> str:
     """Return why a worker whose I/O thread does not answer is silent, by the state of its process *pid*, for people."""
     found = procfs.stat(pid) if pid else None
+    if found is not None and found.state == "T":
+        return stopped(pid)
     return STATES.get(found.state, NO_ANSWER) if found is not None else NO_ANSWER
 
 
@@ -162,7 +164,6 @@ class HealthMonitor:
         self._report = report
         self._probe_s = times.probe_s
         self._table = HealthTable(times.unresponsive_s, times.long_call_s)
-        self.why_silent = self._table.why_silent
         self._templates: dict[int, TemplateProcess] = {}
         self._pids: dict[str, int] = {}
         self._reported_at = -math.inf
@@ -174,6 +175,11 @@ class HealthMonitor:
         self._table.worker_up(id, template.pid, self._loop.time())
         if self._timer is None:
             self._set_timer()
+
+    def why_silent(self, id: str) -> str:
+        """Return why a worker that was asked has not answered, for people."""
+        why = self._table.why_silent(id)
+        return silence_of(self._pids.get(id, 0)) if why == NO_ANSWER else why
 
     def worker_ended(self, id: str) -> None:
         self._table.worker_ended(id)

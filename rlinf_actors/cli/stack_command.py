@@ -63,9 +63,14 @@ Place = tuple[GroupState, WorkerState]
 )
 @click.option("--py-spy", "level", flag_value=PY_SPY, help="Stacks that py-spy reads on the nodes; likewise.")
 @click.option("--native", "level", flag_value=NATIVE, help="The same, with the frames of C code.")
+@click.option(
+    "--frames", "all_frames", is_flag=True, help="Show the frames of rlinf_actors, too. --json has them always."
+)
 @head_option
 @json_option
-def stack(target: str, job: str, every: bool, level: str | None, head: str | None, as_json: bool) -> None:
+def stack(
+    target: str, job: str, every: bool, level: str | None, all_frames: bool, head: str | None, as_json: bool
+) -> None:
     """Show what workers do: their calls, what they wait for, and the stacks of their threads and asyncio tasks.
 
     Workers with equal stacks are shown once. Cycles of waits, such as deadlocks, come first. The workers go on: their
@@ -88,7 +93,7 @@ def stack(target: str, job: str, every: bool, level: str | None, head: str | Non
     if as_json:
         show_json(report_dict(workers))
     else:
-        for line in report_lines(workers):
+        for line in report_lines(workers, all_frames):
             echo(plain(line))
     silent = [one for one in workers if one.answer.fault]
     if level and silent:  # without these options a worker that does not answer is a finding

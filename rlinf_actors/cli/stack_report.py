@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,17 @@ from rlinf_actors.model.readable import duration, ranges
 from rlinf_actors.plurals import counted
 from rlinf_actors.runtime import wait_graph
 from rlinf_actors.runtime.wait_graph import Step
-from rlinf_actors.wire.stack_values import IO_THREAD, NATIVE, PY_SPY, SIGNAL, Stack, StackFrame, Wait, WorkerStacks
+from rlinf_actors.wire.stack_values import (
+    IO_THREAD,
+    NATIVE,
+    PY_SPY,
+    SIGNAL,
+    STOPPED,
+    Stack,
+    StackFrame,
+    Wait,
+    WorkerStacks,
+)
 
 MAX_WAIT_LINES = 16
 """Most lines about the waits of workers with equal stacks."""
@@ -28,6 +39,10 @@ _TORCH = "torch/"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 """torch's file of the collectives: all_reduce, barrier, init_process_group and so on, under their names."""
 _EXECUTOR = "rlinf_actors/worker/executors.py"
+_OURS = re.compile(
+    r"/rlinf_actors/((channel|cluster|group|messaging|net|routing|runtime|template|tracing|wire|worker)/\w+|forks)\.py$"
+)
+_STDLIB = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen ")
 _RUNTIME = (_EXECUTOR, "rlinf_actors/worker/invocation.py", "rlinf_actors/forks.py")
 
 
@@ -116,8 +131,11 @@ def _answer_dict(answer: WorkerStacks) -> dict[str, Any]:
     return {**every, "waits": waits, "stacks": stacks}
 
 
-def report_lines(workers: Sequence[ShownWorker]) -> Iterator[str]:
-    """Yield the report's lines: cycles and uneven collectives first, then all workers, with equal stacks together."""
+def report_lines(workers: Sequence[ShownWorker], all_frames: bool = False) -> Iterator[str]:
+    """Yield the report's lines: cycles and uneven collectives first, then all workers, with equal stacks together.
+
+    Frames of this library are counted, and shown if *all_frames*.
+    """
     for cycle in cycles(workers):
         yield f"{'deadlock' if cycle.deadlock else 'cycle of waits'} in job {cycle.job}:"
         for step in cycle.steps:
@@ -133,7 +151,7 @@ def report_lines(workers: Sequence[ShownWorker]) -> Iterator[str]:
             yield f"  and {counted(len(uneven.outside) - MAX_WAIT_LINES, 'other rank')}"
         yield ""
     for some in alike(workers):
-        yield from _group_lines(some)
+        yield from _group_lines(some, all_frames)
         yield ""
 
 
@@ -164,11 +182,13 @@ def collectives(workers: Iterable[ShownWorker]) -> list[Collective]:
     found = []
     for (job, group), some in groups.items():
         inside: dict[tuple[str, str], list[int]] = {}
+        places: dict[tuple[str, str], tuple[str, str]] = {}  # of the first rank: directories differ between nodes
         outside: dict[int, str] = {}
         for one in some:
             call = next((call for stack in one.answer.stacks if (call := _collective(stack)) is not None), None)
             if call is not None:
-                inside.setdefault(call, []).append(one.rank)
+                place = places.setdefault((call[0], _short(call[1])), call)
+                inside.setdefault(place, []).append(one.rank)
             else:
                 outside[one.rank] = _does(one.answer)
         if inside and (outside or len({name for name, _ in inside}) > 1):
@@ -208,29 +228,58 @@ def _place(frame: StackFrame) -> str:
 
 
 def alike(workers: Iterable[ShownWorker]) -> list[list[ShownWorker]]:
-    """Return the workers by job, group, call and stacks. Names of threads and tasks do not count."""
+    """Return the workers by job, group, call and stacks. Names of threads and tasks do not count, and of a file neither
+    the directory, which may be another one on each node, nor the frames of this library.
+    """
     found: dict[tuple[str, str, str, str, bytes], list[ShownWorker]] = {}
     for one in workers:
-        shapes = msgspec.msgpack.encode([(s.is_task, s.count, s.depth, s.frames) for s in one.answer.stacks])
+        shapes = msgspec.msgpack.encode([(s.is_task, s.count, s.depth, _shape(s)) for s in one.answer.stacks])
         key = (one.job, one.group, f"{one.answer.level} {one.answer.fault}", one.answer.method, shapes)
         found.setdefault(key, []).append(one)
     return list(found.values())
 
 
-def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
+def _shape(stack: Stack) -> list[tuple[str, int, str]]:
+    """Return what makes a stack equal to that of another worker."""
+    shown = _folded(stack.frames[_begin(stack) :])
+    return [(_short(one.file), one.line, one.function) for one in shown]
+
+
+def _short(path: str) -> str:
+    return "/".join(path.split("/")[-2:])
+
+
+def _folded(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
+    """Yield *frames*, with one entry in place of several frames of this library and of what it calls of Python's."""
+    ours: list[StackFrame] = []
+    for one in frames:
+        if _OURS.search(one.file) or (ours and _STDLIB.search(one.file)):
+            ours.append(one)
+            continue
+        yield from _fold(ours)
+        ours = []
+        yield one
+    yield from _fold(ours)
+
+
+def _fold(ours: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    return ours if len(ours) < 2 else [StackFrame("", 0, f"… {len(ours)} frames of rlinf_actors")]
+
+
+def _group_lines(some: Sequence[ShownWorker], all_frames: bool) -> Iterator[str]:
     first = some[0]
     nodes = dict.fromkeys(one.place or one.node for one in some)
     where = f"on {', '.join(nodes)}" if len(nodes) < 4 else f"on {len(nodes)} nodes"
     head = f"{first.group}:{ranges(one.rank for one in some)} of job {first.job}, {where}: "
     if first.answer.fault:
         yield f"{head}no answer: {first.answer.fault}"
-        if first.answer.level == IO_THREAD:
+        if first.answer.level == IO_THREAD and not first.answer.fault.startswith(STOPPED):
             yield "  --signal and --py-spy show stacks of workers that do not answer"
         return
     if first.answer.level != IO_THREAD:
         yield f"{head}stacks by {LEVEL_TEXTS.get(first.answer.level, first.answer.level)}"
         for stack in first.answer.stacks:
-            yield from _stack_lines(stack)
+            yield from _stack_lines(stack, all_frames)
         return
     ages = list(dict.fromkeys(duration(age) for age in sorted(one.answer.call_s for one in some)))
     age = ages[0] if len(ages) == 1 else f"{ages[0]} to {ages[-1]}"
@@ -239,7 +288,7 @@ def _group_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
     yield from _wait_lines(some)
     for number, stack in enumerate(first.answer.stacks):
         awaits = {one.answer.stacks[number].awaits for one in some}
-        yield from _stack_lines(stack, awaits.pop() if len(awaits) == 1 else "")
+        yield from _stack_lines(stack, all_frames, awaits.pop() if len(awaits) == 1 else "")
     if any(one.answer.cut for one in some):
         yield f"  left out of a worker: {counted(max(one.answer.cut for one in some), 'stack or wait')}"
 
@@ -257,12 +306,12 @@ def _wait_lines(some: Sequence[ShownWorker]) -> Iterator[str]:
         yield f"  {who}waits in {what} for {duration(max(age for _, age in waiting))}{place and f' ({place})'}"
 
 
-def _stack_lines(stack: Stack, awaits: str = "") -> Iterator[str]:
+def _stack_lines(stack: Stack, all_frames: bool, awaits: str = "") -> Iterator[str]:
     """Yield the lines of a thread or task. Tasks are indented beneath the one that awaits them."""
     kind = "task" if stack.is_task else "thread"
     indent = "    " * min(stack.depth, MAX_INDENTS)
     yield f"{indent}  {kind} {stack.name}{f' and {stack.count - 1} more' if stack.count > 1 else ''}:"
-    for one in stack.frames[_begin(stack) :]:
+    for one in stack.frames if all_frames else _folded(stack.frames[_begin(stack) :]):
         yield f"{indent}    {one.file}:{one.line} in {one.function}" if one.file else f"{indent}    {one.function}"
     if awaits:
         yield f"{indent}    awaits {awaits}"

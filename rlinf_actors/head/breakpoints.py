@@ -1,12 +1,14 @@
 """Events about breakpoints of workers: that one was reached, by whom it is debugged, and that the worker goes on. Pure.
 
 Many ranks reach a breakpoint together, and one in a loop is reached again and again. So of each place in a group's code
-the event log gets one event of a kind in a minute, which says how many there were.
+the event log gets one event of a kind in a minute, the last one, with its time and the number of those before.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from rlinf_actors.head.event_log import of_worker
 from rlinf_actors.head.owners import owner_of
@@ -53,5 +55,5 @@ class BreakpointLog:
             self._note("breakpoint_attached", node, worker, place, f"is debugged at {place} by {question.by}")
 
     def _note(self, kind: EventKind, node: Node, worker: WorkerRecord, place: str, text: str) -> None:
-        event = of_worker(kind, worker, self._head.nodes.named(node.id), text)
+        event = replace(of_worker(kind, worker, self._head.nodes.named(node.id), text), at=self._head.wall)
         self._events.note(worker.spec.namespace, f"{kind} {worker.spec.group} {place}", event)

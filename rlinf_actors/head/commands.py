@@ -299,7 +299,8 @@ class EndCluster(msgspec.Struct, frozen=True):
 class LogEvent(msgspec.Struct, frozen=True, gc=False):
     """Command to add an entry to the event log and a line to the head's own log file.
 
-    The fields are those of the ClusterEvent that readers of the event log receive.
+    The fields are those of the ClusterEvent that readers of the event log receive. `at` is when it happened, in seconds
+    since the epoch, None for now.
     """
 
     kind: EventKind
@@ -312,6 +313,7 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
     worker_id: str = ""
     pid: int = 0
     exit: Union[ExitReport, None] = None
+    at: Union[float, None] = None
 
 
 class Persist(msgspec.Struct, frozen=True, gc=False):

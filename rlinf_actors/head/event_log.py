@@ -139,7 +139,8 @@ class EventLog:
 
         *owner* is the name of the driver's key that owns the entry's job, "" for none.
         """
-        event = ClusterEvent(self._last + 1, self._head.wall, *astuple(entry))
+        *fields, at = astuple(entry)
+        event = ClusterEvent(self._last + 1, self._head.wall if at is None else at, *fields)
         if self.is_watched:
             self._added.append(KeptEvent(event, whose, owner))
         self._enter(event, whose, owner)

@@ -53,22 +53,27 @@ def speaker_of(head: Coordinator, peer: bytes) -> str:
     return f"the agentd of {node.name}" if node is not None else "a command"
 
 
-def process_of(head: Coordinator, client: Client) -> str:
-    """Return which process a client is: "ann's train.py (pid 4242 on gpu-1, started 3 h ago)"."""
+def process_of(head: Coordinator, client: Client, kept: bool = False) -> str:
+    """Return which process a client is: "ann's train.py (pid 4242 on gpu-1, started 3 h ago)".
+
+    If the text is *kept*, it has the date and time of the start, which stay true.
+    """
     owning = head.groups.of_worker(client.worker_id)
     who = str(client.program) or "a driver"
     if owning is not None:
         who = f"worker {owning.name}:{owning.workers[client.worker_id].spec.rank}"
     node = next(iter(head.nodes.on_host(client.host)), None)
     hostname = node.report.hostname if node is not None else printable(client.program.hostname)
-    return placed(who, client.pid, hostname or "a machine without an agentd", client.program.started, head.wall)
+    return placed(
+        who, client.pid, hostname or "a machine without an agentd", client.program.started, None if kept else head.wall
+    )
 
 
 def owner_clause(head: Coordinator, group: Group) -> str:
     """Return a clause that says who owns a group: "owned by ann's train.py (pid 4242 on gpu-1, started 3 h ago)"."""
-    text = owner_of(head, group)
-    if text:
-        return f"owned by {text}"
+    client = head.clients.get(group.owner)
+    if client is not None:
+        return f"owned by {process_of(head, client)}"
     if not group.owner:
         return "which is detached: no driver owns it"
     why = head.clients.ended(group.owner)
@@ -76,9 +81,9 @@ def owner_clause(head: Coordinator, group: Group) -> str:
 
 
 def owner_of(head: Coordinator, group: Group) -> str:
-    """Return which process owns a group, as `process_of` does; "" if no connected client owns it."""
+    """Return which process owns a group, as a text that is kept; "" if no connected client owns it."""
     client = head.clients.get(group.owner)
-    return process_of(head, client) if client is not None else ""
+    return process_of(head, client, kept=True) if client is not None else ""
 
 
 def drivers_clause(head: Coordinator, namespace: str) -> str:

@@ -147,6 +147,8 @@ class RepetitionLog:
         text = due.said.text
         if due.others:
             return f"{due.times} more {self._what} of other kinds in the last {WINDOW_S:.0f} s, the last one: {text}"
+        if due.said.at is not None:  # it has its own time
+            return f"{text} ({due.times - 1} more in the {WINDOW_S:.0f} s before)" if due.times > 1 else text
         if due.again:
             return f"{text} ({due.times} more in the last {WINDOW_S:.0f} s)"
         return f"{text} ({due.times} times)" if due.times > 1 else text

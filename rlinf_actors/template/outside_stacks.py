@@ -27,7 +27,7 @@ from rlinf_actors.installed import install_extra
 from rlinf_actors.template import stack_texts
 from rlinf_actors.template.forked_workers import ForkedWorker
 from rlinf_actors.wire import template_protocol as packets
-from rlinf_actors.wire.stack_values import NATIVE, PY_SPY, SIGNAL, WorkerStacks
+from rlinf_actors.wire.stack_values import NATIVE, PY_SPY, SIGNAL, WorkerStacks, stopped
 from rlinf_actors.wire.worker_questions import AskWorker, WorkerAnswered
 from rlinf_actors.worker import outside_stacks
 
@@ -89,7 +89,10 @@ class OutsideStacks:
             self._send(WorkerAnswered(packet.id, packet.request, WorkerStacks(packet.id, fault="it has ended")))
             return
         dump = _Dump(worker, packet.request, level)
-        if level == SIGNAL:
+        found = procfs.stat(dump.pid)
+        if found is not None and found.state == "T":
+            self._fail(dump, stopped(dump.pid))
+        elif level == SIGNAL:
             self._signal(dump)
         elif level in (PY_SPY, NATIVE):
             self._waiting.append(dump)
@@ -287,7 +290,8 @@ def why_not(error: str, pid: int, scope: int, status: str) -> str:
         scope: kernel.yama.ptrace_scope.
         status: /proc/self/status.
     """
-    said = " ".join(error.split())[:300] or "it ended without output"
+    told = error.partition("Stack backtrace:")[0]  # of Rust
+    said = " ".join(told.split())[:300] or "it ended without output"
     if "permission" not in said.lower() and "not permitted" not in said.lower():
         return f"py-spy: {said}"
     by_root = f"or run 'sudo py-spy dump --pid {pid}' on its node"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from rlinf_actors.model.readable import duration
 from rlinf_actors.shown import printable
 from rlinf_actors.wire.bounds import Name, Path
@@ -46,13 +48,16 @@ def process_text(program: Program, pid: int, now: float) -> str:
     return printable(placed(who, pid, program.hostname, program.started, now), 2 * MOST_CHARS)
 
 
-def placed(who: str, pid: int, hostname: str, started: float, now: float) -> str:
+def placed(who: str, pid: int, hostname: str, started: float, now: float | None) -> str:
     """Return *who* a process is with where it is and its age: "ann's train.py (pid 4242 on gpu-1, started 3 h ago)".
 
-    *started* and *now* are in seconds since the epoch, 0 if they are not known. *hostname* is "" if it is not known.
+    *started* and *now* are in seconds since the epoch, 0 if they are not known. *hostname* is "" if it is not known. If
+    *now* is None, the text is kept: then it has the date and time of the start.
     """
     where = f" on {hostname}" if hostname else ""
     age = f", started {duration(max(0.0, now - started))} ago" if started and now else ""
+    if started and now is None:
+        age = f", started {datetime.fromtimestamp(started).astimezone():%Y-%m-%d %H:%M}"
     return f"{who} (pid {pid}{where}{age})"
 
 

@@ -36,6 +36,8 @@ IO_THREAD, SIGNAL, PY_SPY, NATIVE = "io-thread", "signal", "py-spy", "native"
 """The levels, by which the stacks of a worker are taken: its I/O thread answers; a signal makes C code in the worker
 write them; py-spy reads them from outside; the same with the frames of C code."""
 LEVELS = (IO_THREAD, SIGNAL, PY_SPY, NATIVE)
+STOPPED = "its process is stopped (state T)"
+"""Begin of the reason why a worker shows no stacks by any level, before `stopped` says what to do."""
 STACK_BYTES = 40 << 10
 """Most bytes of the stacks of one worker, about: the packet that has them may have 64 KiB."""
 
@@ -127,6 +129,11 @@ class WorkerStacks(Value, frozen=True, tag=True):
     cut: int = 0
     fault: Text = ""
     level: Name = IO_THREAD
+
+
+def stopped(pid: int) -> str:
+    """Return the reason why a worker gives no answer whose process *pid* a signal such as SIGSTOP has stopped."""
+    return f"{STOPPED}: `kill -CONT {pid}` on its node lets it go on"
 
 
 class StackAnswer(Value, frozen=True, tag=True):

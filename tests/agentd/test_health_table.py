@@ -136,5 +136,5 @@ def test_a_stopped_process_is_said_to_be_stopped():
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         said = silence_of(process.pid)
         process.kill()
-    assert said == "its process is stopped, by a signal such as SIGSTOP"
+    assert said == f"its process is stopped (state T): `kill -CONT {process.pid}` on its node lets it go on"
     assert silence_of(os.getpid()) == NO_ANSWER

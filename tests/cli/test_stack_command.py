@@ -32,6 +32,16 @@ def worker(rank: int, *on: int, job: str = "j", blocks: bool = True, limit_s: fl
     return ShownWorker(job, "env", rank, "gpu-1", replace(answer, **more))
 
 
+def waiting_in(run: str) -> list[StackFrame]:
+    """The frames of a wait, in files of the directory *run*."""
+    return [
+        StackFrame(f"{run}/u/train.py", 12, "Env.step"),
+        StackFrame(f"{run}/x/rlinf_actors/runtime/future.py", len(run), "wait"),
+        StackFrame(f"{run}/x/rlinf_actors/net/reading.py", 2, "wait"),
+        StackFrame("/usr/lib/python3.11/selectors.py", 3, "select"),
+    ]
+
+
 def rings(*workers: ShownWorker) -> list[tuple[bool, list[str]]]:
     return [(one.deadlock, [step.worker for step in one.steps]) for one in cycles(workers)]
 
@@ -77,8 +87,11 @@ def test_a_worker_that_waits_for_several_is_in_the_cycle_of_one_of_them():
 
 
 def test_equal_stacks_are_shown_once_with_all_ranks():
-    text = "\n".join(report_lines([worker(n, n + 10) for n in (0, 1, 2, 5)]))
+    workers = [worker(n, n + 10, stacks=[Stack("MainThread", waiting_in(f"/run{n}"))]) for n in (0, 1, 2, 5)]
+    text = "\n".join(report_lines(workers))
     assert text.count("/u/train.py:12 in Env.step") == 1
+    assert "Env.step\n    … 3 frames of rlinf_actors\n" in text
+    assert "/run5/x/rlinf_actors/net/reading.py:2 in wait\n" in "\n".join(report_lines(workers[3:], all_frames=True))
     assert "env:0-2, 5 of job j, on gpu-1: in step() for 5 min" in text
     assert "env:5 waits in recv() from env:15 for 5 min" in text
 
@@ -354,7 +367,8 @@ def test_workers_that_call_one_another_and_a_stopped_one_are_named(local_cluster
             faults = {one["group"]: one["fault"] for one in ask()["workers"]}
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert faults == {"channel@begun": "", "left": "its I/O thread does not answer", "right": ""}
+        stopped = f"its process is stopped (state T): `kill -CONT {pid}` on its node lets it go on"
+        assert faults == {"channel@begun": "", "left": stopped, "right": ""}
         for call in calls:
             call.cancel()
 

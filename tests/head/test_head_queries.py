@@ -368,11 +368,15 @@ def test_a_breakpoint_in_a_loop_or_of_many_ranks_does_not_flood_the_event_log(ki
         for rank in range(20):
             stops(kit, f"g-{rank}", PLACE)
             stops(kit, f"g-{rank}", "")
+    reached_at = kit.head.wall
     assert [kind for kind, _ in breakpoints(kit)] == ["reached", "left"]
     kit.wait(61.0)
     later = breakpoints(kit)[2:]
     assert [kind for kind, _ in later] == ["reached", "left"]
-    assert all(text.endswith("(199 more in the last 60 s)") for _, text in later)
+    assert all(text.endswith("(198 more in the 60 s before)") for _, text in later)
+    assert {event.at for event in kit.ask("d1", GetEvents(namespace="ns")).events if "breakpoint" in event.kind} == {
+        reached_at
+    }
 
 
 def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):

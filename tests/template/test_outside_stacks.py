@@ -90,7 +90,10 @@ def test_an_answer_fits_into_a_packet_whatever_the_stacks_are():
 )
 def test_whoever_may_not_trace_is_told_what_to_do(scope, status, advice):
     assert advice in why_not("Error: Permission Denied: Try again\n", 7, scope, status)
-    assert why_not("Error: Failed to find python", 7, scope, status) == "py-spy: Error: Failed to find python"
+    backtrace = "\nStack backtrace:\n   0: anyhow::error\n"
+    assert (
+        why_not(f"Error: Failed to find python{backtrace}", 7, scope, status) == "py-spy: Error: Failed to find python"
+    )
 
 
 # --- real processes ---
