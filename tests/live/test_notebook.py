@@ -88,6 +88,14 @@ def parent_of(pid: int) -> int:
     return int(parent)
 
 
+def stop(pid: int) -> None:
+    """Send SIGSTOP, and wait until every thread stands: one that runs goes on until the kernel interrupts it."""
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        while "\nState:\tT" not in (task / "status").read_text():
+            os.sched_yield()
+
+
 @pytest.mark.live
 async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypatch):
     monkeypatch.setattr(inspection, "SHOWN_S", pace.PATIENCE_S)  # a busy machine
@@ -113,11 +121,11 @@ async def test_objects_show_themselves_on_the_event_loop_of_a_notebook(monkeypat
         await channel.put(Sealed(), key="b", async_op=True)
         assert ["items", "3 under 2 keys"] in shown(channel).rows  # and no item was unpickled
         host = host_pid(channel)
-        os.kill(host, signal.SIGSTOP)
+        stop(host)
         monkeypatch.setattr(inspection, "SHOWN_S", 0.5)
         assert ["items", "not known: its process has not answered within 0.5 s"] in shown(channel).rows
         template = parent_of(host)
-        os.kill(template, signal.SIGSTOP)
+        stop(template)
         young = await Channel.create("young", async_op=True)
         assert ["items", "not known yet: its process is starting"] in shown(young).rows
         os.kill(template, signal.SIGCONT)
