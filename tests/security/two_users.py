@@ -26,7 +26,8 @@ from rlinf_actors.wire.client_messages import Events, GetEvents
 
 ROOT = Path(__file__).parents[2]
 VICTIM, THIEF = 61011, 61012
-TIMERS = f"[timers]\nbeat_s = {0.2 * pace.slowness}\nlease_s = {3.0 * pace.slowness}\n"
+TIMERS = f"[timers]\nbeat_s = {0.2 * pace.slowness}\nlease_s = {15.0 * pace.slowness}\n"
+"""No test waits for the lease: a node that is killed must be back before, or another may be it."""
 
 
 OTHER_USER = ROOT / "tests" / "live" / "other_user.py"
