@@ -12,10 +12,10 @@ import time
 import pace
 import pytest
 
-from agentd.health import STATES
 from rlinf_actors import Worker, procfs
 from rlinf_actors.cli import app
 from rlinf_actors.wire.event_values import ClusterEvent
+from rlinf_actors.wire.stack_values import stopped
 from rlinf_actors.wire.values import WorkerPulse
 
 pytestmark = pytest.mark.live
@@ -103,9 +103,9 @@ def test_a_stopped_worker_is_unresponsive_until_it_goes_on(local, capsys):
     os.kill(pid, signal.SIGSTOP)
     event = next_of(cluster, "worker_unresponsive", "worker_died", after=before)
     assert (event.kind, event.pid, event.rank) == ("worker_unresponsive", pid, 0)
-    assert STATES["T"] in event.text
+    assert stopped(pid) in event.text
     row = shown(capsys)
-    assert (row["state"], row["unresponsive"]) == ("running", STATES["T"])
+    assert (row["state"], row["unresponsive"]) == ("running", stopped(pid))
     assert app.run(["workers"]) == 0
     assert "unresponsive for " in capsys.readouterr().out
     os.kill(pid, signal.SIGCONT)
