@@ -9,11 +9,12 @@ by `end_child`: a second copy of an executor would wait for calls that never com
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol, TypeVar
 
 from rlinf_actors.errors import UsageError
@@ -55,6 +56,30 @@ def free_in_children(lock: threading.Lock) -> threading.Lock:
     """
     os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
     return lock
+
+
+def handled_in_parent(numbers: Collection[signal.Signals], forget: Callable[[], object]) -> None:
+    """Call *forget* in each forked child, to restore the handlers of the signals *numbers*, before one arrives there.
+
+    Until then the signals are blocked in the thread that forks. Else a signal that is sent to a new child, as
+    multiprocessing does to end a pool, would run the parent's handler there and wake the parent by a shared descriptor,
+    or Python would drop it as one of the parent's.
+    """
+    before = threading.local()
+
+    def block() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def in_child() -> None:
+        try:
+            forget()
+        finally:
+            unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
 
 def check(made_in: int) -> None:

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlinf_actors import forks
 from rlinf_actors.exit_codes import LEASE_LOST
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import WorkerSpec
@@ -205,7 +206,7 @@ class Guard:
         signal.signal(signal.SIGCONT, self._on_continued)
         # this wakes the guard also while the main thread is in C
         signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._forget)
+        forks.handled_in_parent([*ENDINGS, signal.SIGCONT], self._forget)
         self._catch_up()
         self._hook = threading.Thread(target=self._call_hook, name=f"{OURS}on-lease-lost", daemon=True)
         self._hook.start()

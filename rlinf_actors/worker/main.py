@@ -32,7 +32,7 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rlinf_actors import environ_block
+from rlinf_actors import environ_block, forks
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
 from rlinf_actors.group.class_facts import check_lease_hook, public_methods
 from rlinf_actors.model.address import WorkerAddress
@@ -111,7 +111,7 @@ class OrderlyExit:
             os.set_blocking(fd, False)
         signal.signal(signal.SIGTERM, self._leave)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._forked)
+        forks.handled_in_parent([signal.SIGTERM], self._forked)
 
     def watch(self, io: IoThread) -> None:
         """Let the I/O thread end the process at SIGTERM if C code keeps the main thread from handling the signal."""

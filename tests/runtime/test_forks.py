@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -91,6 +92,29 @@ def test_forked_child_cannot_use_the_parents_io_thread():
         assert io.submit(anything()).result(60) is None
     finally:
         io.stop()
+
+
+def test_signal_that_reaches_a_new_child_at_once_is_not_the_parents():
+    """The end of a pool of multiprocessing sends SIGTERM to children that have just been forked."""
+    source = """
+        import atexit, os, signal, time
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before any other function
+        from rlinf_actors.worker.main import OrderlyExit
+
+        leaving = OrderlyExit()
+        atexit.register(print, "atexit function in", os.getpid())
+        child = os.fork()
+        if not child:
+            time.sleep(600)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        try:
+            print("the parent hears", os.read(leaving._reader, 100))
+        except BlockingIOError:
+            print("the parent hears nothing", flush=True)
+        os._exit(0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"-{int(signal.SIGTERM)} set()\nthe parent hears nothing\n", done.stderr
 
 
 def test_object_of_an_earlier_fork_generation_is_refused():
