@@ -213,8 +213,9 @@ def test_command_that_runs_is_interrupted_and_the_users_code_is_not(scene):
         shown += answer.output
         scene.send()
     assert (shown + answer.output, answer.runs_s) == ("*** KeyboardInterrupt\n(Pdb) ", 0.0)
-    scene.send(interrupts=True)  # at the prompt it is for no command
-    scene.say("p 1\n")
+    scene.send(interrupts=True, wait_s=0.0)  # at the prompt it is for no command
+    scene.take()
+    assert scene.say("p 1\n")[0] == "1\n(Pdb) "
     assert scene.say("c\n")[1].state == OVER
     assert scene.results.get() == 20
 
