@@ -258,7 +258,8 @@ SNIPPETS: dict[str, dict[int, str]] = {
         0: """
             class Mine(Worker):
                 def run(self, channel):
-                    channel.put("weighs enough", weight=4096, key="left")
+                    for _ in range(2):  # enough for a batch, whether the page's item comes before them or behind
+                        channel.put("weighs enough", weight=4096, key="left")
                     for number in range(70):  # more than the channel holds: the last ones wait for the loop
                         channel.put(number)
                     channel.close()
