@@ -67,6 +67,7 @@ threads_read = False
 
 _EXCLUSIVE: int = getattr(select, "EPOLLEXCLUSIVE", 1 << 28)  # a Python built with headers of before 2016 lacks it
 _EDGES = select.EPOLLIN | select.EPOLLET | _EXCLUSIVE
+_ENDED = select.EPOLLHUP | select.EPOLLERR
 _get_ident = threading.get_ident
 
 
@@ -146,16 +147,17 @@ class Reading:
         with self._changing:
             if fd == self._guest_fd:
                 self._guest = None  # its selector was closed: the number is now another file's
+            self._sources[fd] = source  # at once: a thread that waits may get the first event, and is told it only once
             # W first: the kernel asks the first one first. O last: event loops of user code are woken before it
             polls = [self._waiting, *self._polls.values(), self._loops]
             for n, poll in enumerate(polls):
                 try:
                     poll.register(fd, _EDGES)
                 except OSError:
+                    del self._sources[fd]
                     for before in polls[:n]:
                         before.unregister(fd)
                     raise
-            self._sources[fd] = source
 
     def remove(self, fd: int) -> None:
         """Stop reading *fd*. Call it before *fd* is closed. A source that runs on another thread goes on."""
@@ -403,8 +405,11 @@ class Reading:
         return self._handler == _get_ident()
 
     def _look_at_all(self) -> None:
-        """Have the loop read all sources: an exception came, perhaps between a poll and what it was to lead to."""
-        self._due.extend(list(self._sources.values()))
+        """Have the loop read all sources: an exception came, perhaps between a poll and what it was to lead to.
+
+        Twice, as `_found` does where a connection has ended.
+        """
+        self._due.extend(list(self._sources.values()) * 2)
         call_threadsafe(self.loop, self._handle_due)
 
     # --- the loop ---
@@ -412,7 +417,7 @@ class Reading:
     def _loop_ready(self) -> None:
         events = self._loops.poll(0, EVENTS)
         if self._turn:  # that thread was not polling yet, but W has this edge too: it may be quicker
-            self._due.extend(filter(None, [self._sources.get(fd) for fd, _ in events]))
+            self._found(events)
             self.loop.call_soon(self._handle_due)
         else:
             self._handle(events, True)
@@ -422,12 +427,21 @@ class Reading:
 
     # --- whoever handles messages ---
 
-    def _handle(self, events: Iterable[tuple[int, int]], on_loop: bool) -> None:
-        due, rounds, sources = self._due, ROUNDS, self._sources
-        for fd, _ in events:
-            source = sources.get(fd)
+    def _found(self, events: Iterable[tuple[int, int]]) -> None:
+        """Have the sources of *events* called: twice if the connection has ended.
+
+        One event may tell a last message and the end, and a source that has read all of a message looks no further.
+        """
+        for fd, mask in events:
+            source = self._sources.get(fd)
             if source is not None:
-                due.append(source)
+                self._due.append(source)
+                if mask & _ENDED:
+                    self._due.append(source)
+
+    def _handle(self, events: Iterable[tuple[int, int]], on_loop: bool) -> None:
+        due, rounds = self._due, ROUNDS
+        self._found(events)
         while due:
             if not self._handling.acquire(False):
                 return  # the other thread looks at `_due` after it has let go

@@ -330,13 +330,14 @@ class StreamLink(StreamSocket):
             self._again()
             return
         with self._lock:
+            # before the listener is asked: another thread may read its answer
+            self._resuming, self._was_connected = self._was_connected, True
             with contextlib.suppress(OSError):  # broken already: its reader ends it
-                connection.send_chunk((AGAIN if self._was_connected else HELLO) + self._identity)
+                connection.send_chunk((AGAIN if self._resuming else HELLO) + self._identity)
             self._connection, self._retry_s = connection, RETRY_S
             waiting, self._waiting = self._waiting, []
             if waiting:
                 self._transmit(connection, waiting)
-            self._resuming, self._was_connected = self._was_connected, True
         self._leave_rest()
         if self.on_sent is not None and not connection.unsent:
             self.on_sent()

@@ -33,9 +33,10 @@ from rlinf_actors.net.descriptors import descriptor_of, part_of
 from rlinf_actors.net.framing import pack
 from rlinf_actors.net.link import LinkOptions
 from rlinf_actors.net.local_network import LocalNetwork
+from rlinf_actors.net.stream_connection import StreamConnection
 from rlinf_actors.net.stream_framing import prefix
 from rlinf_actors.net.stream_strangers import PENDING
-from rlinf_actors.net.unix_stream import HELLO, STRANGER, StreamLink, path_of
+from rlinf_actors.net.unix_stream import AGAIN, HELLO, STRANGER, StreamLink, path_of
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from rlinf_actors.wire import frames
 
@@ -305,6 +306,23 @@ async def test_link_connects_again_and_reports_that_messages_may_be_lost(streams
     await streams.heard.until(1)
     await until(lambda: streams.resets)
     assert (streams.resets, streams.heard.headers) == (1, [b"kept until there is a listener"])
+
+
+async def test_answer_of_the_listener_is_expected_before_it_is_asked_for(streams: World, monkeypatch) -> None:
+    """Another thread may read it before the loop's thread goes on, and the loss would never be reported."""
+    link, _ = streams.link()
+    send_chunk, expected = StreamConnection.send_chunk, []
+
+    def send(connection: StreamConnection, records: bytes) -> None:
+        if records.startswith(AGAIN):
+            expected.append(link._resuming)
+        send_chunk(connection, records)
+
+    monkeypatch.setattr(StreamConnection, "send_chunk", send)
+    await until(lambda: b"me" in streams.listener._streams.peers)
+    link._connection.end()
+    await until(lambda: streams.resets)
+    assert expected == [True]
 
 
 async def test_connection_to_a_process_that_is_ending_is_no_reset(streams: World) -> None:
@@ -751,6 +769,23 @@ async def test_thread_that_reads_leaves_its_answers_to_a_loop_that_sends(streams
     await answers.until(1)
     assert answers.headers == [b"answer"]
     await asyncio.to_thread(waiting[0].join)
+
+
+@pytest.mark.parametrize("by_threads", [False, True])
+async def test_message_and_end_that_one_event_tells_are_both_found(streams: World, monkeypatch, by_threads) -> None:
+    """As of a process that sends its last message and dies while the reader is late."""
+    monkeypatch.setattr(reading, "threads_read", by_threads)
+    heard, ended = net_kit.Inbox(), asyncio.Event()
+    listener = streams.network.listener(heard, on_any_thread=lambda *_: False)
+    listener.bind(streams.endpoint + "last")
+    listener.on_ended = lambda _peer: ended.set()
+    with unix_stream.connected(path_of(streams.endpoint + "last")) as stream:
+        stream.send(chunk(HELLO + b"me") + stream_framing.small(net_kit.JOIN, ()))
+        await heard.until(1)
+        listener.admit(b"me")
+        stream.send(stream_framing.small(b"last", ()))
+    await asyncio.wait_for(ended.wait(), 10)  # the loop has not looked since
+    assert heard.headers == [net_kit.JOIN, b"last"]
 
 
 async def test_end_of_a_stream_is_told_behind_its_last_message(streams: World, monkeypatch) -> None:

@@ -7,10 +7,12 @@ import errno
 import importlib
 import os
 import select
+import socket
 import threading
 from collections.abc import Callable
 
 import net_kit
+import pace
 import pytest
 from descriptor_kit import descriptors
 
@@ -83,6 +85,50 @@ async def test_a_wait_that_is_over_leaves_the_wake_up_of_the_next_reader(
     promise.resolve(1)  # by the head, say
     await asyncio.to_thread(second.join, 10)
     assert not second.is_alive()
+
+
+class _Late:
+    """An epoll for which `then` is done before `register` returns, as on a thread that waits for the interpreter."""
+
+    def __init__(self, poll: select.epoll, then: Callable[[], object]) -> None:
+        self._poll, self._then = poll, then
+
+    def register(self, fd: int, mask: int) -> None:
+        self._poll.register(fd, mask)
+        self._then()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._poll, name)
+
+
+async def test_what_comes_while_a_socket_is_added_is_read(read: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells it to the thread that waits, and to nobody else."""
+    ours, theirs = socket.socketpair()
+    looked, came = threading.Semaphore(0), threading.Event()
+
+    def source(_on_loop: bool) -> bool:
+        ours.recv(100)
+        came.set()
+        return False
+
+    def write_and_let_the_thread_look() -> None:
+        theirs.send(b"x")
+        assert looked.acquire(timeout=pace.PATIENCE_S)
+
+    def wait() -> None:
+        assert read.take(wait)
+        read.wait(lambda: looked.release() or came.is_set(), pace.PATIENCE_S)
+        read.leave(wait)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert looked.acquire(timeout=pace.PATIENCE_S)  # it has looked, and polls now or soon
+    monkeypatch.setattr(read, "_loops", _Late(read._loops, write_and_let_the_thread_look))
+    with ours, theirs:
+        read.add(ours.fileno(), source)
+        assert await asyncio.to_thread(came.wait, pace.PATIENCE_S)
+        read.remove(ours.fileno())
+    thread.join()
 
 
 async def test_host_of_a_channel_reads_all_that_a_zeromq_socket_has(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
