@@ -17,7 +17,7 @@ NO_ROS = (
     "The bridge needs ROS 2: run `source /opt/ros/jazzy/setup.bash` (with your release) in the shell that starts this "
     "node's agentd, or your program if it has no cluster"
 )
-"""What to do where ROS is missing."""
+"""The error on a node without ROS."""
 
 
 class RosBridge(Worker):

@@ -23,9 +23,7 @@ from rlinf_actors.wire.values import CHANNEL_GROUPS
 
 ANSWER_S = 12.0
 
-job_option = click.option(
-    "--job", default="", metavar="NAME", help="Only channels of this job.", shell_complete=complete.jobs
-)
+job_option = complete.job_option("Only channels of this job.")
 
 
 @click.group()
@@ -57,8 +55,8 @@ def list_channels(job: str, head: str | None, as_json: bool) -> None:
 @head_option
 @json_option
 def show(name: str, job: str, head: str | None, as_json: bool) -> None:
-    """Show a channel: items and bytes of the 32 keys with the most items and requests, and who waits. A distributed
-    channel has them for each of its processes.
+    """Show a channel: items, bytes and waiting processes of its 32 fullest keys. A distributed channel has them for
+    each of its processes.
     """
     endpoint, status = status_of(head)
     every = channel_rows(endpoint, status, job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 
@@ -21,8 +22,9 @@ from rlinf_actors.wire.values import GroupState
 PATIENCE_S = 1.0
 """Seconds for which a shell waits for a head."""
 _WORD = re.compile(r"[A-Za-z0-9_.@+:-]+")
-"""What a shell takes as one word. Hosts may have any name."""
+"""Names that need no quotes in a shell. Others are not completed."""
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
@@ -78,3 +80,8 @@ jobs = _completion(
     lambda status, _, __: {*(one.namespace for one in status.groups), *(one.namespace for one in status.drivers)}
 )
 nodes = _completion(lambda status, _, __: (node.report.hostname for node in status.nodes))
+
+
+def job_option(text: str) -> Callable[[Command], Command]:
+    """Return the option --job NAME of a verb, with its help *text*; "" if it is not given."""
+    return click.option("--job", "job", default="", metavar="NAME", help=text, shell_complete=jobs)

@@ -77,14 +77,7 @@ def _id(context: click.Context, parameter: click.Parameter, value: str | None) -
 
 @click.command()
 @click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]", shell_complete=complete.targets)
-@click.option(
-    "--job",
-    "job",
-    default="",
-    metavar="NAME",
-    help="The workers of this job; with GROUP, its group.",
-    shell_complete=complete.jobs,
-)
+@complete.job_option("The workers of this job; with GROUP, its group.")
 @click.option(
     "--node",
     "node",

@@ -49,14 +49,7 @@ Place = tuple[GroupState, WorkerState]
 
 @click.command()
 @click.argument("target", required=False, default="", metavar="[GROUP[:RANK]]", shell_complete=complete.targets)
-@click.option(
-    "--job",
-    "job",
-    default="",
-    metavar="NAME",
-    help="The workers of this job; with GROUP, its group.",
-    shell_complete=complete.jobs,
-)
+@complete.job_option("The workers of this job; with GROUP, its group.")
 @click.option("--all", "every", is_flag=True, help="All workers of the cluster that you may see.")
 @click.option(
     "--signal", "level", flag_value=SIGNAL, help="Stacks that C code of the workers writes; also if they do not answer."

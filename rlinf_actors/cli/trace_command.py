@@ -34,14 +34,7 @@ from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSwitch
 ASKED_NODES = 32
 """Most nodes that are asked at a time."""
 
-job_option = click.option(
-    "--job",
-    "job",
-    default="",
-    metavar="NAME",
-    help="The job. Default: the only one that runs.",
-    shell_complete=complete.jobs,
-)
+job_option = complete.job_option("The job. Default: the only one that runs.")
 
 
 @click.group()

@@ -118,7 +118,7 @@ def log_dir_of(agentd: Agentd) -> str:
 
 
 def usual_log_dir(user: int, environ: Mapping[str, str]) -> str:
-    """Return where an agentd of *user* with the environment *environ* keeps log files if it is told nothing."""
+    """Return where an agentd of *user* with the environment *environ* keeps log files by default."""
     if user == 0:
         return "/var/log/rlinf-actors"
     state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local/state")
