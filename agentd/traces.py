@@ -1,8 +1,9 @@
 """The traces of this node's workers: files in the run directory that the workers write and agentd sends on request.
 
-A worker records from its start if its driver's configuration says so, or from a TraceSwitch on. Its file stays after
-its end, also after kill -9, until the driver has collected it (a TraceQuestion with `drop`), KEPT_S after the last
-worker of the job has ended, or the end of agentd. Loop thread only. agentd never interprets the contents.
+A worker records from its start if its driver's configuration says so, or if its job is switched on; others from a
+TraceSwitch on. Its file stays after its end, also after kill -9, until the driver has collected it (a TraceQuestion
+with `drop`), KEPT_S after the last worker of the job has ended, or the end of agentd. Loop thread only. agentd never
+interprets the contents.
 """
 
 from __future__ import annotations
@@ -82,12 +83,19 @@ class TraceFiles:
         self._new = itertools.count(1).__next__
         self._expiry: dict[str, asyncio.TimerHandle] = {}
 
-    def path_for(self, spec: WorkerSpec, user: User | None = None) -> str:
-        """Return the path of the file that a new worker, which runs as *user*, makes for its trace; "" if it is to
-        record none.
-        """
+    def of_new_worker(self, spec: WorkerSpec, user: User | None = None) -> RecordTrace:
+        """Return what a new worker, which runs as *user*, is to record from its start."""
         self.started(spec, user)
-        return self._new_file(spec, spec.id, user) if spec.trace_events else ""
+        return self._recording(spec, user)
+
+    def _recording(self, spec: WorkerSpec, user: User | None) -> RecordTrace:
+        if spec.trace_events:
+            path, events = self._new_file(spec, spec.id, user), spec.trace_events
+        elif (on := self._recordings.get(spec.namespace)) is not None:
+            path, events = self._new_file(spec, f"{spec.id}_t{on.number}", user), on.events
+        else:
+            return RecordTrace()
+        return RecordTrace(path, events)
 
     def _new_file(self, spec: WorkerSpec, name: str, user: User | None) -> str:
         directory = self._directory(spec.namespace)
@@ -137,8 +145,9 @@ class TraceFiles:
         self._ask(mine, lambda found: send(self._summary(found)))
 
     def worker_up(self, worker: WorkerProcess) -> None:
-        """Have a new worker record if its job is switched on."""
-        if worker.spec.namespace in self._recordings:
+        """Have a new worker follow what was switched since it was ordered."""
+        spec = worker.spec
+        if not spec.trace_events and (spec.namespace in self._traced or spec.namespace in self._recordings):
             self._ask([worker], self._log_faults)
 
     def _ask(self, workers: Iterable[WorkerProcess], send: Callable[[list[TraceRecorded]], object]) -> None:
@@ -146,11 +155,7 @@ class TraceFiles:
         namespace = ""
         for worker in workers:
             spec, namespace = worker.spec, worker.spec.namespace
-            recording = self._recordings.get(namespace)
-            asked[spec.id] = RecordTrace()
-            if recording is not None and not spec.trace_events:
-                path = self._new_file(spec, f"{spec.id}_t{recording.number}", worker.user)
-                asked[spec.id] = RecordTrace(path, recording.events)
+            asked[spec.id] = RecordTrace() if spec.trace_events else self._recording(spec, worker.user)
         self._questions.ask(TraceRecorded, namespace, list(asked), asked.__getitem__, send)
 
     def _summary(self, found: Sequence[TraceRecorded]) -> SwitchedWorkers:

@@ -17,6 +17,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup, cgroup_of
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
+from rlinf_actors.wire.worker_questions import RecordTrace
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +67,10 @@ class WorkerProcess(msgspec.Struct):
         """As whom this worker runs; None for agentd's own user."""
         return self.site.rules.user
 
-    def order(self, trace_path: str = "", until: float = 0.0, lease_s: float = 0.0) -> template_protocol.Fork:
+    def order(self, trace: RecordTrace, until: float = 0.0, lease_s: float = 0.0) -> template_protocol.Fork:
         """Return the packet that orders the template to start this worker.
 
-        *trace_path* is the file for its trace, *until* and *lease_s* are the end and length of a robot lease.
+        *trace* is what it records from its start, *until* and *lease_s* are the end and length of a robot lease.
 
         If the worker runs as another user, make its cgroup, which that user cannot change. Raise OSError if that fails.
         """
@@ -77,7 +78,8 @@ class WorkerProcess(msgspec.Struct):
             self.site.place,
             out_path=self.plan.out_path,
             err_path=self.plan.err_path,
-            trace_path=trace_path,
+            trace_path=trace.path,
+            trace_events=trace.events,
             lease_until=until,
             lease_s=lease_s,
         )

@@ -304,7 +304,7 @@ class Workers:
     def _ask(self, worker: WorkerProcess) -> None:
         worker.asked = True
         try:
-            worker.template.send(worker.order(self.traces.path_for(worker.spec, worker.user), *self._lease))
+            worker.template.send(worker.order(self.traces.of_new_worker(worker.spec, worker.user), *self._lease))
         except OSError as error:
             self._end(worker, ExitReport("start_failed", reason=f"its environment or cgroup cannot be set up: {error}"))
 

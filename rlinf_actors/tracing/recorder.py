@@ -56,16 +56,19 @@ class Recorder:
         memory: the ring's memory, of the size of *layout* and filled with zeros.
         layout: the layout of the ring.
         process: description of this process, such as its name.
+        path: path of the file that the memory is of, "" without one.
 
     Attributes:
         memory: the ring's memory.
+        path: path of its file.
         capacity: number of events that the ring has room for.
         of_job: False if `rlinf-actors trace start` has begun it. Then agentds tell the job's later workers to record.
         waits: True if a span shows each wait of a thread for a result, as in a driver.
     """
 
-    def __init__(self, memory: mmap.mmap, layout: Layout, process: Mapping[str, Any]) -> None:
+    def __init__(self, memory: mmap.mmap, layout: Layout, process: Mapping[str, Any], path: str = "") -> None:
         self.memory = memory
+        self.path = path
         self.of_job, self.waits = True, False
         self._view = memoryview(memory)
         self._layout = layout
@@ -205,7 +208,7 @@ def start(events: int, process: Mapping[str, Any], path: str = "") -> Recorder:
             os.close(fd)
     else:
         memory = mmap.mmap(-1, layout.size)
-    active = Recorder(memory, layout, {"pid": os.getpid(), **process})
+    active = Recorder(memory, layout, {"pid": os.getpid(), **process}, path)
     return active
 
 

@@ -47,6 +47,7 @@ class WorkerPlace(ControlMessage, frozen=True):
         lease_s: length of that lease in seconds, counted from the last beat that the head answered.
         head_key: the head's public key, "" in a cluster without keys.
         trace_path: file that the worker makes for its trace, "" to record none.
+        trace_events: number of events that the trace keeps.
         budgets: memory that a user's workers share for bandwidth groups (net.shared_budgets); the template knows it.
     """
 
@@ -63,6 +64,7 @@ class WorkerPlace(ControlMessage, frozen=True):
     head_key: Name = ""
     trace_path: Path = ""
     budgets: tuple[int, int, int, int] = (0, 0, 0, 0)
+    trace_events: int = 0
 
 
 # --- agentd to template ---

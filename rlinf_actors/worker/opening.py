@@ -41,8 +41,12 @@ from rlinf_actors.worker.worker_server import WorkerServer
 def _trace(address: WorkerAddress, spec: WorkerSpec, place: WorkerPlace) -> None:
     """Record a trace of this process from now on. Without room for it, say so in the worker's log, and record none."""
     below = "".join(f"_{rank}" for rank in address.rank_path[1:])  # of a child member
+    if below and not spec.trace_events:
+        return  # nobody could tell the child to stop
+    events = place.trace_events or spec.trace_events  # an agentd of the version before says only this one
     try:
-        recorder.start(spec.trace_events, _about(address, place), place.trace_path + below)
+        active = recorder.start(events, _about(address, place), place.trace_path + below)
+        active.of_job = bool(spec.trace_events)
     except OSError as error:
         make_logger(address.get_name()).warning("this process records no trace: %s: %s", place.trace_path, error)
 
@@ -58,13 +62,19 @@ def switch_trace(asked: RecordTrace, context: WorkerContext) -> str:
     fault = ""
     if not asked.path and not context.spec.trace_events:
         recorder.stop()
-    elif asked.path and recorder.active is None:
+    elif asked.path and not _records(asked.path):
+        recorder.stop()
         try:
             recorder.start(asked.events, _about(context.address, context.place), asked.path).of_job = False
         except OSError as error:
             fault = f"{asked.path}: {explain(error)}"
     context.server.trace_changed()
     return fault
+
+
+def _records(path: str) -> bool:
+    """Return True if this process records in that file, or because its driver's configuration says so."""
+    return recorder.active is not None and (recorder.active.of_job or recorder.active.path == path)
 
 
 SWITCH_INTERVAL_S = 0.0002

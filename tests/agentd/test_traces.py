@@ -48,7 +48,7 @@ class Scene:
 
     def start(self, id: str, namespace: str = "job", events: int = 0, up: bool = True) -> Any:
         worker = SimpleNamespace(spec=spec(id, namespace, events), up=up, template=self.template, user=None)
-        self.files.path_for(worker.spec)
+        worker.begins = self.files.of_new_worker(worker.spec)
         self.workers[id] = worker
         return worker
 
@@ -95,13 +95,13 @@ def files(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> TraceFiles:
 
 
 def test_worker_that_is_not_traced_gets_no_file(files: TraceFiles, tmp_path: Path) -> None:
-    assert files.path_for(spec("w-0", events=0)) == ""
+    assert files.of_new_worker(spec("w-0", events=0)).path == ""
     assert list(tmp_path.iterdir()) == []
 
 
 def test_trace_of_an_ended_worker_is_sent_in_slices_with_the_clock(files: TraceFiles) -> None:
     content = b"x" * (MAX_TRACE_SLICE + 10)
-    Path(files.path_for(spec("w-0"))).write_bytes(content)
+    Path(files.of_new_worker(spec("w-0")).path).write_bytes(content)
     files.ended(spec("w-0"))
     listing = files.answer(TraceQuestion("job"), [Sample(1.0, 2.0, 0.5)])
     assert (listing.names, listing.clock) == (["w-0"], [(1.0, 2.0, 0.5)])
@@ -113,7 +113,7 @@ def test_trace_of_an_ended_worker_is_sent_in_slices_with_the_clock(files: TraceF
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "w-9", ".", "/etc/passwd"])
 def test_only_names_of_traces_are_read(files: TraceFiles, name: str) -> None:
-    Path(files.path_for(spec("w-0"))).write_bytes(b"x")
+    Path(files.of_new_worker(spec("w-0")).path).write_bytes(b"x")
     answer = files.answer(TraceQuestion("job", name), [])
     assert answer.data == b""
     assert "there is no trace" in answer.fault
@@ -122,7 +122,7 @@ def test_only_names_of_traces_are_read(files: TraceFiles, name: str) -> None:
 @pytest.mark.timeout(20)
 def test_what_is_no_file_in_a_traces_place_does_not_hold_agentd(files: TraceFiles, tmp_path: Path) -> None:
     """A worker can put a FIFO there, whose reader would wait for ever, or a link."""
-    trace = Path(files.path_for(spec("w-0")))
+    trace = Path(files.of_new_worker(spec("w-0")).path)
     (tmp_path / "secret").write_text("of agentd's user")
     os.mkfifo(trace)
     trace.with_name("w-1").symlink_to(tmp_path / "secret")
@@ -133,7 +133,7 @@ def test_what_is_no_file_in_a_traces_place_does_not_hold_agentd(files: TraceFile
 
 def test_what_a_user_puts_beside_its_traces_does_not_end_agentd(files: TraceFiles, tmp_path: Path) -> None:
     """An exception in a callback ends agentd, and so the robots of all users."""
-    trace = Path(files.path_for(spec("w-0")))
+    trace = Path(files.of_new_worker(spec("w-0")).path)
     (trace.parent / "directory" / "in it").mkdir(parents=True)
     os.close(os.open(os.fsencode(trace.parent) + b"/\xff", os.O_CREAT))
     write(str(trace))
@@ -152,15 +152,15 @@ def test_what_a_user_puts_beside_its_traces_does_not_end_agentd(files: TraceFile
 
 
 def test_job_sees_only_its_own_traces(files: TraceFiles) -> None:
-    Path(files.path_for(spec("w-0", "one"))).write_bytes(b"x")
+    Path(files.of_new_worker(spec("w-0", "one")).path).write_bytes(b"x")
     assert files.answer(TraceQuestion("two"), []).names == []
     assert files.answer(TraceQuestion("../trace/one"), []).names == []
 
 
 def test_drop_removes_the_traces_of_ended_workers_only(files: TraceFiles, tmp_path: Path) -> None:
     for id in ("w-0", "w-1"):
-        Path(files.path_for(spec(id))).write_bytes(b"x")
-        Path(files.path_for(spec(id)) + "_0").write_bytes(b"of a child")
+        Path(files.of_new_worker(spec(id)).path).write_bytes(b"x")
+        Path(files.of_new_worker(spec(id)).path + "_0").write_bytes(b"of a child")
     files.ended(spec("w-0"))
     files.answer(TraceQuestion("job", drop=True), [])
     assert files.answer(TraceQuestion("job"), []).names == ["w-1", "w-1_0"]
@@ -174,7 +174,7 @@ def test_traces_that_nobody_collects_are_removed_later(tmp_path: Path, monkeypat
 
     async def run() -> None:
         files = made(asyncio.get_running_loop(), tmp_path)
-        write(files.path_for(spec("w-0")))
+        write(files.of_new_worker(spec("w-0")).path)
         files.ended(spec("w-0"))
         await asyncio.sleep(0)
         files.started(spec("w-1"))  # another worker of the job came in time
@@ -191,7 +191,7 @@ def test_next_agentd_keeps_the_traces_of_running_workers_only(
     files: TraceFiles, loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     for job in ("old", "runs"):
-        Path(files.path_for(spec("w-0", job))).write_bytes(b"x")
+        Path(files.of_new_worker(spec("w-0", job)).path).write_bytes(b"x")
     later = made(loop, tmp_path)
     later.started(spec("w-0", "runs"))
     later.adopted()
@@ -211,7 +211,7 @@ def test_next_agentd_removes_the_traces_of_a_users_earlier_jobs(loop: asyncio.Ab
         files = made(loop, Path(place))
         for job in ("old", "runs"):
             with as_user(user):
-                write(files.path_for(spec("w-0", job), user))
+                write(files.of_new_worker(spec("w-0", job), user).path)
         later = made(loop, Path(place))
         later.started(spec("w-0", "runs"), user)
         later.adopted([user])
@@ -242,7 +242,18 @@ def test_worker_that_cannot_record_is_named(scene: Scene) -> None:
     assert scene.answers == [SwitchedWorkers(0, 1, ["g:0: No space left on device"])]
 
 
-def test_worker_that_starts_later_records_too_until_the_job_is_switched_off(scene: Scene) -> None:
+def test_worker_that_starts_later_records_from_its_start_until_the_job_is_switched_off(scene: Scene) -> None:
+    scene.switch(1024)
+    worker = scene.start("w-0", up=False)
+    assert (worker.begins.path.rpartition("/")[2], worker.begins.events) == ("w-0_t1", 1024)
+    scene.switch(0)  # while its process does not listen yet
+    worker.up = True
+    scene.files.worker_up(worker)
+    assert [one.path for _, one in scene.answer()] == [""]
+    assert scene.start("w-1").begins == RecordTrace()
+
+
+def test_worker_that_starts_while_the_job_is_switched_on_records_too(scene: Scene) -> None:
     scene.start("w-0", up=False)  # its process does not listen yet
     scene.switch(1024)
     assert scene.answers == [SwitchedWorkers()]
@@ -250,10 +261,6 @@ def test_worker_that_starts_later_records_too_until_the_job_is_switched_off(scen
     scene.files.worker_up(scene.workers["w-0"])
     ((id, asked),) = scene.answer()
     assert (id, asked.events, bool(asked.path)) == ("w-0", 1024, True)
-    scene.switch(0)
-    scene.answer()
-    scene.files.worker_up(scene.start("w-1"))
-    assert scene.template.sent == []
 
 
 def test_new_switch_begins_new_files_and_a_repeated_one_changes_nothing(scene: Scene) -> None:
@@ -272,7 +279,7 @@ def test_new_switch_begins_new_files_and_a_repeated_one_changes_nothing(scene: S
 
 def test_worker_that_records_for_its_driver_goes_on_as_it_is(scene: Scene) -> None:
     worker = scene.start("w-0", events=1024)
-    write(scene.files.path_for(worker.spec))
+    write(scene.files.of_new_worker(worker.spec).path)
     for events in (2048, 0, 2048):
         scene.switch(events)
         assert [one.path for _, one in scene.answer()] == [""]
