@@ -3,13 +3,15 @@
 Only the parent worker knows the endpoint of its child. ChildPeers sends the parent a WhereIs. The parent answers with
 ChildIs when the child has registered, and with ChildEnded when the child has ended. A child never outlives its parent.
 Until the endpoint is known, messages to the child wait in order; no thread waits. After a child has ended, the next
-operation asks the parent again, because another process may have registered under the same address.
+operation asks the parent again, because another process may have registered under the same address. So the end of a
+child is the answer only to those that waited when the parent was asked.
 
 `find` and `follow` may be called on any thread. Everything else runs on the loop thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -64,11 +66,11 @@ class ChildPeers:
             if child is None:
                 child = self._children[address] = _Child(self._runtime, address)
                 self._forget_some()
-            peer, first = child.enter(found)  # under the lock: a child that is asked for is not forgotten
+            peer, first = child.enter(group, found)  # under the lock: a child that is asked for is not forgotten
         if peer is not None:
             found(peer)
         elif first:
-            self._runtime.io.call(child.ask, group)
+            self._runtime.io.call(child.ask)
 
     def _forget_some(self) -> None:
         if len(self._children) > REMEMBERED:
@@ -101,7 +103,10 @@ class _Child:
         self._address = address
         self._name = address.get_name()
         self._lock = threading.Lock()
+        self._group: RemoteGroup  # of the newest operation
         self._asking = False
+        self._numbers = itertools.count(1)
+        self._look_up = 0  # number of the look-up that has no answer yet
         self._waiting: list[Found] = []
         self._worker: Peer | None = None
         self._endpoint: Endpoint | None = None
@@ -112,7 +117,7 @@ class _Child:
         peer = self.peer
         return not self._asking and peer is not None and peer.error is not None
 
-    def enter(self, found: Found) -> tuple[Peer | None, bool]:
+    def enter(self, group: RemoteGroup, found: Found) -> tuple[Peer | None, bool]:
         """Return the Peer of the living child, or keep *found* until the look-up of the child has ended.
 
         Returns:
@@ -122,6 +127,7 @@ class _Child:
         with self._lock:
             if not self._asking and self.peer is not None and self.peer.error is None:
                 return self.peer, False
+            self._group = group
             first, self._asking = not self._asking, True
             self._waiting.append(found)
             return None, first
@@ -132,7 +138,11 @@ class _Child:
                 self._waiting.append(found())
 
     def _answer(self, outcome: Peer | Exception) -> None:
-        """End the look-up: call all waiting callbacks with *outcome*, including callbacks that are added meanwhile."""
+        """End the look-up: call the waiting callbacks with *outcome*.
+
+        Callbacks that are added meanwhile get it too if it is a living child; otherwise there is a look-up for them.
+        """
+        self._look_up = 0
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -141,11 +151,18 @@ class _Child:
                     return
             for found in waiting:
                 found(outcome)
+            if isinstance(outcome, Exception) or outcome.error is not None:
+                break
+        with self._lock:
+            self._asking = bool(self._waiting)
+        if self._asking:
+            self._runtime.io.call(self.ask)
 
     # --- asking the worker; loop thread ---
 
-    def ask(self, group: RemoteGroup) -> None:
-        """Start the look-up: ask the parent worker, a rank of *group*, for the endpoint of the child."""
+    def ask(self) -> None:
+        """Start the look-up: ask the parent worker for the endpoint of the child."""
+        group, self._look_up = self._group, next(self._numbers)
         worker = group.peer_of(self._address.rank_path[0])
         if worker is None:  # removed, and forgotten since
             self._answer(GroupClosedError(f"{self._name} has ended: its worker was removed from its group"))
@@ -157,13 +174,13 @@ class _Child:
             self._worker = worker
             worker.on_gone(lambda error: self._runtime.io.call(self._worker_gone, group, worker, error))
         # the `on_gone` callback reports the worker's end
-        request = PendingRequest(partial(self._worker_answered, group, worker), lambda error: None)
+        request = PendingRequest(partial(self._worker_answered, self._look_up, group, worker), lambda error: None)
         worker.send(frames.WhatRuns(worker.open(request)))
 
     def _worker_answered(
-        self, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts
+        self, look_up: int, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts
     ) -> None:
-        if not isinstance(frame, frames.Runs):
+        if not isinstance(frame, frames.Runs) or look_up != self._look_up:
             return
         if frame.protocol < CHILD_MEMBERS:
             self._answer(
@@ -173,36 +190,41 @@ class _Child:
                 )
             )
             return
-        number = worker.listen(partial(self._reported, group, worker))
+        number = worker.listen(partial(self._reported, look_up, group, worker))
         worker.send(frames.WhereIs(number, list(self._address.rank_path[1:])))
 
-    def _reported(self, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame) -> None:
+    def _reported(self, look_up: int, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame) -> None:
+        """Note where the child listens, or how it ended. This answers *look_up*, or it comes later."""
         if isinstance(frame, frames.ChildIs):
             peer = self.peer
             if peer is None or peer.error is not None or peer.worker_id != frame.worker_id:
                 self._endpoint = frame.endpoint
                 peer = self._adopt(group, worker, frame.worker_id)
-            self._answer(peer)
         elif isinstance(frame, frames.ChildEnded):
             worker.ignore(frame.id)
             peer = self.peer
             if peer is None or peer.worker_id != frame.worker_id:
                 peer = self._adopt(group, worker, frame.worker_id)
             self._end(peer, death(frame.exit, self._name, self._address.rank, worker.node))
+        else:
+            return
+        if look_up == self._look_up:
+            self._answer(peer)
 
     def _worker_gone(self, group: RemoteGroup, worker: Peer, error: Exception) -> None:
         if group.peer_of(worker.rank) is not worker and isinstance(error, ConnectionLostError):
-            self.ask(group)  # the worker runs, and another link leads there
+            self.ask()  # the worker runs, and another link leads there
             return
         peer = self.peer or self._adopt(group, worker, "")
         if peer.error is None or self._waiting:
             died = PeerDiedError(f"{self._name} has ended with its worker: {error}", peer=self._name)
             self._end(peer, died)
+            self._answer(peer)
 
-    def _end(self, peer: Peer, error: RlinfActorsError) -> None:
+    @staticmethod
+    def _end(peer: Peer, error: RlinfActorsError) -> None:
         peer.fail(error)
         peer.close()
-        self._answer(peer)
 
     # --- the link to it; loop thread ---
 

@@ -158,6 +158,32 @@ async def test_ended_child_fails_its_peer_and_the_next_child_is_requested(world)
     assert (second.worker_id, second.error) == ("id-0_2", None)
 
 
+async def test_operation_that_begins_when_the_waits_for_a_child_fail_is_not_told_of_that_end(world):
+    w = await world()
+    peer, number = await w.up()
+    peer.on_gone(lambda _error: w.find())
+    w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
+    await w.speaks()
+    await w.report_child("id-0_2")
+    second = (await w.until(2))[1]
+    assert (second.worker_id, second.error) == ("id-0_2", None)
+
+
+async def test_operation_that_begins_when_one_to_an_ended_child_fails_asks_again(world):
+    w = await world()
+    peer, number = await w.up()
+    w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
+    await ended(peer)
+    w.peers.find(w.group, CHILD, lambda dead: (w.note(dead), w.find()))
+    await w.speaks()
+    question = await w.asked(frames.WhereIs)
+    w.worker.say(frames.ChildEnded(question.id, "id-0_1", KILLED))
+    await w.speaks()
+    await w.report_child("id-0_2")
+    _, dead, second = await w.until(3)
+    assert (dead, second.worker_id, second.error) == (peer, "id-0_2", None)
+
+
 async def test_child_that_ended_before_the_request_fails_its_calls(world):
     w = await world()
     w.find()
