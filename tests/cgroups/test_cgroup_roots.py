@@ -15,6 +15,7 @@ from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import Cgroup, prepare
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.worker_questions import RecordTrace
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def worker(chosen, monkeypatch):
 def test_limits_of_a_users_worker_are_set_by_agentd(worker):
     """In cgroup v2, which has both controllers; the worker's user cannot change them."""
     record, parent = worker()
-    record.order()
+    record.order(RecordTrace())
     (cgroup,) = parent.glob("*.w1")
     said = {path.name: path.read_text() for path in cgroup.iterdir()}
     assert said == {"memory.max": "1073741824", "memory.oom.group": "1", "pids.max": "100", "cgroup.procs": ""}
@@ -229,7 +230,7 @@ def test_users_worker_outside_its_cgroup_is_ended_if_it_has_limits(worker, best_
     record, parent = worker(limits_best_effort=best_effort)
     killed = []
     monkeypatch.setattr(WorkerProcess, "signal", lambda self, number: killed.append(number))
-    record.order()
+    record.order(RecordTrace())
     (cgroup,) = parent.glob("*.w1")
     (cgroup / "cgroup.procs").unlink()
     loop = mock.Mock(time=lambda: 0.0)
