@@ -280,6 +280,7 @@ class TestPlugin:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             other.stdout.readline()
+            other.wait()  # setsid itself, the program's parent
             new = leaks._shm() - before
             assert new
             assert [name for name in new if not leaks._used_by_others(name)] == []
@@ -292,6 +293,7 @@ class TestPlugin:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             other.stdout.readline()
+            other.wait()  # setsid itself, the program's parent
             assert leaks._shm() == {"made"}
             assert leaks._used_by_others("made")
             other.communicate(b"\n")  # until it has ended
