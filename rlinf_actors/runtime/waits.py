@@ -11,6 +11,7 @@ frames of a thread that runs may be of two moments.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 import types
@@ -29,6 +30,8 @@ from rlinf_actors.wire.stack_values import MAX_FRAMES, MAX_WAITS, Wait
 
 MAX_TASKS = 5000
 """Most tasks that are looked at: the I/O thread has other work."""
+MAX_TAKEN_AGAIN = 10
+"""How often the frames of a thread that left one of them meanwhile are taken again."""
 NAME_CHARS, WHAT_CHARS = 256, 1000
 
 _SENDING = "send() to "
@@ -36,6 +39,7 @@ _SENDING = "send() to "
 _BLOCKED = Future._block_until_done.__code__
 _AWAITED = Future.__await__.__code__
 _RUNS_LOOP = BaseEventLoop.run_forever.__code__
+_CAN_BE_LEFT = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Taken(msgspec.Struct):
@@ -58,8 +62,23 @@ def threads(*, here: bool = False) -> list[Taken]:
         if ident != own:
             thread = names.get(ident)
             name = f"thread {ident}" if thread is None else text_of(task_chains.own(thread, "_name"), NAME_CHARS)
-            found.append(Taken(name, _outwards(frame), is_main=ident == main))
+            found.append(Taken(name, _whole(ident, frame), is_main=ident == main))
     return sorted(found, key=lambda one: (not one.is_main, one.name))
+
+
+def _whole(ident: int, frame: types.FrameType) -> list[types.FrameType]:
+    """Return the frames of the thread *ident* from *frame* on, the innermost first.
+
+    The thread goes on meanwhile. When it leaves a coroutine or generator, the frame of that no longer leads to its
+    caller, and the frames end there, which those of no thread do: they are taken again.
+    """
+    frames = _outwards(frame)
+    for _ in range(MAX_TAKEN_AGAIN):
+        now = sys._current_frames().get(ident) if frames[-1].f_code.co_flags & _CAN_BE_LEFT else None
+        if now is None:  # the frames are whole, or the thread has ended
+            break
+        frames = _outwards(now)
+    return frames
 
 
 def _outwards(frame: types.FrameType | None) -> list[types.FrameType]:

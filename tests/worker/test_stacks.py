@@ -78,6 +78,18 @@ def test_the_main_thread_is_first_and_the_calling_thread_is_left_out():
     assert shown.call_s > 0
 
 
+def test_frames_of_a_thread_that_leaves_a_coroutine_meanwhile_are_taken_again(monkeypatch):
+    """The frame of a coroutine that was left leads to no caller: not to the thread's event loop either."""
+    left = gets(asyncio.sleep(0))
+    left.send(None)
+    main, take = threading.main_thread().ident, sys._current_frames
+    taken = [{main: left.cr_frame}, {main: left.cr_frame}]
+    monkeypatch.setattr(sys, "_current_frames", lambda: taken.pop() if taken else take())
+    shown = from_a_thread()
+    assert any(frame.function == "from_a_thread" for frame in shown.stacks[0].frames)
+    left.close()
+
+
 def test_a_thread_that_waits_says_for_what_and_for_whom():
     future = BlockingReceive("recv() from env:1", ("env:1", ""))
     with waiting(future, future.wait):
