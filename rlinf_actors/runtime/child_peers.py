@@ -108,6 +108,7 @@ class _Child:
         self._numbers = itertools.count(1)
         self._look_up = 0  # number of the look-up that has no answer yet
         self._waiting: list[Found] = []
+        self._asked = 0  # so many of these waited when the parent was asked for the child
         self._worker: Peer | None = None
         self._endpoint: Endpoint | None = None
 
@@ -137,25 +138,25 @@ class _Child:
             if self._asking:
                 self._waiting.append(found())
 
-    def _answer(self, outcome: Peer | Exception) -> None:
-        """End the look-up: call the waiting callbacks with *outcome*.
+    def _answer(self, outcome: Peer | Exception, most: int | None = None) -> None:
+        """End the look-up: call the waiting callbacks, only the first *most* if that is given, with *outcome*.
 
-        Callbacks that are added meanwhile get it too if it is a living child; otherwise there is a look-up for them.
+        Callbacks that are added meanwhile get it too if it is a living child; otherwise there is a look-up for them and
+        for those that were not called.
         """
         self._look_up = 0
         while True:
             with self._lock:
-                waiting, self._waiting = self._waiting, []
-                if not waiting:
-                    self._asking = False
-                    return
+                count = len(self._waiting) if most is None else most
+                waiting, self._waiting = self._waiting[:count], self._waiting[count:]
             for found in waiting:
                 found(outcome)
-            if isinstance(outcome, Exception) or outcome.error is not None:
-                break
-        with self._lock:
-            self._asking = bool(self._waiting)
-        if self._asking:
+            over = not waiting or isinstance(outcome, Exception) or outcome.error is not None
+            with self._lock:
+                if over or not self._waiting:
+                    again = self._asking = bool(self._waiting)
+                    break
+        if again:
             self._runtime.io.call(self.ask)
 
     # --- asking the worker; loop thread ---
@@ -167,11 +168,11 @@ class _Child:
         if worker is None:  # removed, and forgotten since
             self._answer(GroupClosedError(f"{self._name} has ended: its worker was removed from its group"))
             return
+        known, self._worker = self._worker is worker, worker
         if worker.error is not None:
             self._worker_gone(group, worker, worker.error)
             return
-        if self._worker is not worker:
-            self._worker = worker
+        if not known:
             worker.on_gone(lambda error: self._runtime.io.call(self._worker_gone, group, worker, error))
         # the `on_gone` callback reports the worker's end
         request = PendingRequest(partial(self._worker_answered, self._look_up, group, worker), lambda error: None)
@@ -191,10 +192,13 @@ class _Child:
             )
             return
         number = worker.listen(partial(self._reported, look_up, group, worker))
+        with self._lock:
+            self._asked = len(self._waiting)
         worker.send(frames.WhereIs(number, list(self._address.rank_path[1:])))
 
     def _reported(self, look_up: int, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame) -> None:
         """Note where the child listens, or how it ended. This answers *look_up*, or it comes later."""
+        most: int | None = None
         if isinstance(frame, frames.ChildIs):
             peer = self.peer
             if peer is None or peer.error is not None or peer.worker_id != frame.worker_id:
@@ -206,12 +210,15 @@ class _Child:
             if peer is None or peer.worker_id != frame.worker_id:
                 peer = self._adopt(group, worker, frame.worker_id)
             self._end(peer, death(frame.exit, self._name, self._address.rank, worker.node))
+            most = self._asked
         else:
             return
         if look_up == self._look_up:
-            self._answer(peer)
+            self._answer(peer, most)
 
     def _worker_gone(self, group: RemoteGroup, worker: Peer, error: Exception) -> None:
+        if self._worker is not worker:
+            return  # another one took its place, and has been asked since
         if group.peer_of(worker.rank) is not worker and isinstance(error, ConnectionLostError):
             self.ask()  # the worker runs, and another link leads there
             return

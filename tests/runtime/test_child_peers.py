@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from fake_worker import FakeWorker
 
@@ -12,6 +13,7 @@ from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMism
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime import child_peers
 from rlinf_actors.runtime.child_peers import ChildPeers
+from rlinf_actors.runtime.pending import PendingRequest
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
@@ -182,6 +184,34 @@ async def test_operation_that_begins_when_one_to_an_ended_child_fails_asks_again
     await w.report_child("id-0_2")
     _, dead, second = await w.until(3)
     assert (dead, second.worker_id, second.error) == (peer, "id-0_2", None)
+
+
+async def test_operation_that_begins_after_the_parent_was_asked_is_not_told_of_an_end_before_it(world):
+    w = await world()
+    w.find()
+    await w.speaks()
+    question = await w.asked(frames.WhereIs)
+    w.find()  # the child that ends may have ended already, and another have registered
+    w.worker.say(frames.ChildEnded(question.id, "id-0_1", KILLED))
+    await w.speaks()
+    await w.report_child("id-0_2")
+    first, second = await w.until(2)
+    assert (first.worker_id, str(first.error)[:13]) == ("id-0_1", "worker g:0:1 ")
+    assert (second.worker_id, second.error) == ("id-0_2", None)
+
+
+async def test_operation_that_begins_when_the_worker_was_replaced_asks_the_new_one(world):
+    w = await world()
+    peer, number = await w.up()
+    w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
+    await ended(peer)
+    w.group.peers[0].open(PendingRequest(lambda frame, parts: None, lambda error: w.find()))
+    w.worker, w._seen = FakeWorker(w.network, "ipc:///w2"), 0
+    w.group.update([msgspec.structs.replace(w.state(restarts=1), id="id-0.1")])
+    await w.speaks()
+    await w.report_child("id-0.1_1")
+    _, second = await w.until(2)
+    assert (second.worker_id, second.error) == ("id-0.1_1", None)
 
 
 async def test_child_that_ended_before_the_request_fails_its_calls(world):
