@@ -183,10 +183,14 @@ class TraceFiles:
                 for name in _names(root):
                     if name not in kept:
                         remove_tree(str(root / name))
+        numbers = [0]
         for namespace in self._living:
             with as_user(self._users.get(namespace)), contextlib.suppress(OSError):
-                if _names(self._directory(namespace)):
+                names = _names(self._directory(namespace))
+                if names:
                     self._traced.add(namespace)
+                numbers += map(_number, names)
+        self._new = itertools.count(max(numbers) + 1).__next__  # a worker may still record in a file with such a number
 
     def answer(self, question: TraceQuestion, clock: Sequence[Sample]) -> TraceSlice:
         """Return the names of a job's traces, or a part of one, or remove those of ended workers. *clock* says how
@@ -254,6 +258,12 @@ class TraceFiles:
             for name in filter(chosen, _names(directory)):
                 with contextlib.suppress(OSError):
                     os.unlink(directory / name)
+
+
+def _number(name: str) -> int:
+    """Return the number of the switch that the file *name* is of, 0 for none."""
+    number = name.rpartition("_t")[2]
+    return int(number) if number.isdecimal() and len(number) < 10 else 0  # a user may name a file with more digits
 
 
 def _names(directory: Path) -> list[str]:

@@ -312,3 +312,20 @@ def test_next_agentd_keeps_the_files_of_a_switched_job(loop: asyncio.AbstractEve
     later.files.ended(worker.spec)
     later.files.answer(TraceQuestion("job", drop=True), [])
     assert list((tmp_path / "trace").iterdir()) == []
+
+
+def test_next_agentd_gives_a_switched_worker_a_file_of_another_name(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    """It still records in the one that the next switch removes."""
+    earlier = Scene(loop, tmp_path)
+    earlier.start("w-0")
+    earlier.switch(1024)
+    earlier.answer()
+    earlier.questions.close()
+    (tmp_path / "trace" / "job" / f"w-0_t{'9' * 200}").touch()  # by a user
+    later = Scene(loop, tmp_path)
+    later.start("w-0")
+    later.files.adopted()
+    later.switch(1024)
+    assert [one.path.rpartition("/")[2] for _, one in later.answer()] == ["w-0_t2"]
