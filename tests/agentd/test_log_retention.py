@@ -202,13 +202,12 @@ def test_file_that_cannot_be_locked_stays(node):
 @pytest.mark.live
 async def test_living_worker_keeps_its_output_and_an_ended_one_loses_it(tmp_path):
     async with children(tmp_path) as (kids, reports):
-        ended, lives = spec(0, do="print('bye')"), spec(1, do="import sys; print('hi', flush=True); sys.stdin.read()")
+        ended, lives = spec(0, do="print('bye', flush=True)"), spec(1, do="print('hi', flush=True)")
         kids.start(order([ended, lives]))
-        await reports.up(lives)
-        kids.stop([ended.id], 0.0)
-        await reports.gone(ended)
         await reports.line("hi")
         await reports.line("bye")
+        kids.stop([ended.id], 0.0)
+        await reports.gone(ended)
         logs = tmp_path / "log/ns"
         for path in logs.iterdir():
             os.utime(path, (1, 1))
