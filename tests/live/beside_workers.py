@@ -160,6 +160,14 @@ class AsyncBeside(Beside):
 class Slow(Worker):
     """A method beside the main thread takes long."""
 
+    def __init__(self) -> None:
+        self._began = threading.Event()
+
     @Worker.concurrent()
     def sleep(self, seconds: float) -> None:
+        self._began.set()
         time.sleep(seconds)
+
+    @Worker.concurrent()
+    def began(self) -> bool:
+        return self._began.wait(60)

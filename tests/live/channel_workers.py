@@ -126,11 +126,12 @@ class User(Worker):
         return [works[0].wait(), got, works[1].wait(), last]
 
     def put_array(self, channel: Channel, nbytes: int) -> None:
-        """One large item."""
+        """One large item. Never returns."""
         import numpy as np
 
         channel.put("soon", key="ready")
         channel.put(np.ones(nbytes, np.uint8))
+        threading.Event().wait()
 
     def flood(self, channel: Channel, nbytes: int, count: int) -> tuple[int, int, int]:
         """Many puts of one array; own memory (bytes) before and after, and how many are in."""

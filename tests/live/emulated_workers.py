@@ -52,10 +52,10 @@ class Far(Worker):
     def receive(self, group: str, count: int) -> list[float]:
         return [since(self.recv(group, 0)[0]) for _ in range(count)]
 
-    def receive_first_and_last(self, group: str, count: int) -> float:
-        """Return the time from the first send to the last arrival."""
+    def receive_first_and_last(self, group: str, count: int) -> tuple[float, float]:
+        """Return the times of the first send and of the last arrival."""
         sent = [self.recv(group, 0)[0] for _ in range(count)]
-        return time.monotonic() - sent[0]
+        return sent[0], time.monotonic()
 
     def get(self, channel: Channel, count: int) -> list[float]:
         return [since(channel.get()) for _ in range(count)]

@@ -39,7 +39,7 @@ def test_concurrent_methods_answer_while_the_main_thread_is_busy(busy):
     assert running.wait()[0] >= seen[-1]
 
 
-def test_other_methods_wait_for_the_main_thread(busy):
+def test_other_methods_wait_for_the_main_thread(busy, late_answers):
     group, running = busy
     plain = group.plain()
     with pytest.raises(TimeoutError, match=r"has been running run\(\) for .* 1 call waits there"):
@@ -100,9 +100,10 @@ def test_concurrent_and_main_thread_methods_may_call_each_other(cluster):
         group.asks_itself().wait()
 
 
-def test_timeout_names_a_late_concurrent_method_if_the_main_thread_is_idle(cluster):
+def test_timeout_names_a_late_concurrent_method_if_the_main_thread_is_idle(cluster, late_answers):
     group = lw.many(cluster, Slow, 1).wait_ready()
     late = group.sleep(1000)
+    assert group.began().wait() == [True]
     with pytest.raises(TimeoutError, match=r"has been running sleep\(\) for"):
         late.wait(0.3)
     group.shutdown(0)

@@ -56,7 +56,7 @@ async def test_aclose_and_cancel_close_the_generator(cluster):
     assert (await group.how_it_went())[0][1] == "main"
 
 
-def test_stream_that_waits_for_its_caller_blocks_other_calls(cluster):
+def test_stream_that_waits_for_its_caller_blocks_other_calls(cluster, late_answers):
     group = lw.many(cluster, Generating, 1)
     stream = group.rollouts(10**9)
     items = iter(stream)

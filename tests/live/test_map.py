@@ -48,7 +48,7 @@ async def test_map_handles_ten_thousand_items_beside_other_tasks(cluster):
 
 
 def test_slow_consumer_pauses_the_drawing_of_a_live_map(cluster):
-    group = lw.many(cluster, Mapper, 2)
+    group = lw.many(cluster, Mapper, 2).wait_ready()
     drawn = []
 
     def items():

@@ -78,7 +78,7 @@ def test_worker_that_is_not_restarted_ends_the_retries(cluster, tmp_path):
 
 
 def test_timeout_and_cancel_end_a_retried_call_that_waits_for_a_restart(cluster, tmp_path):
-    group = launched(cluster, tmp_path, LATER)
+    group = launched(cluster, tmp_path, LATER).wait_ready()
     with pytest.raises(TimeoutError, match=r"dies_in_rank\(\) had 0.8 s and did not return from .* is not up yet"):
         group.with_retries(1).with_timeout(0.8).dies_in_rank(0, 99).wait()
     waiting = group.with_retries(1).dies_in_rank(0, 99)

@@ -57,19 +57,19 @@ def test_figures_of_real_workers_and_an_orderly_end():
         served = subprocess.Popen(command, env=SCRIPT_ENV, stdout=pipe, stderr=pipe, text=True)
         try:
             address, _, token = served.stdout.readline().strip().partition("?token=")
+            expected = [
+                r'rlinf_actors_calls_total\{group="counted",.*method="work",outcome="returned"\} 2.0',
+                r'rlinf_actors_calls_total\{group="counted",.*method="fail",outcome="raised"\} 1.0',
+                r'rlinf_actors_channel_items\{channel="depths",.*\} 6.0',
+                r'rlinf_actors_worker_sent_messages_total\{.*path="inline",rank="0"\}',
+                r'rlinf_actors_worker_resident_bytes\{group="counted",.*rank="1"\} \d',
+            ]
             text = ""
             watching = urllib.request.Request(f"{address}live", headers={"Authorization": f"Bearer {token}"})
             with urllib.request.urlopen(watching, timeout=60) as live:
-                while "rlinf_actors_channel_items" not in text:  # each line is a sample
-                    live.readline()
+                while not all(re.search(pattern, text) for pattern in expected):  # each line is a sample
+                    assert live.readline(), text
                     text = read(f"{address}metrics", token)
-            assert re.search(
-                r'rlinf_actors_calls_total\{group="counted",.*method="work",outcome="returned"\} 2.0', text
-            )
-            assert re.search(r'rlinf_actors_calls_total\{group="counted",.*method="fail",outcome="raised"\} 1.0', text)
-            assert re.search(r'rlinf_actors_channel_items\{channel="depths",.*\} 6.0', text)
-            assert re.search(r'rlinf_actors_worker_sent_messages_total\{.*path="inline",rank="0"\}', text)
-            assert re.search(r'rlinf_actors_worker_resident_bytes\{group="counted",.*rank="1"\} \d', text)
             workers = read(f"{address}workers", token)
             assert "counted:1" in workers
             ids = dict(re.findall(r'href="/workers/([^"]+)">(counted:\d)<', workers))
