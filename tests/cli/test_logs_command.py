@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 from cli_kit import example_status, node
 from msgspec.structs import replace
@@ -57,7 +59,8 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
             cluster, NodePlacementStrategy([0, 1]), name="env", disable_distributed_log=True
         )
         group.say("one", "two", EVIL).wait()
-        assert logs("env:1") == ["one", "two", "a\\x1b[2J\\x9b1m\\u202e"]
+        said = ["one", "two", "a\\x1b[2J\\x9b1m\\u202e"]
+        assert pace.again_like(lambda: logs("env:1"), said) == said  # the template writes it to the file
         assert logs("env:1", "-n", "1") == ["a\\x1b[2J\\x9b1m\\u202e"]
         followed = subprocess.Popen(
             [sys.executable, "-m", "rlinf_actors.cli.main", "logs", "-f", "env:0", "--json", "-n", "0"],
@@ -117,10 +120,12 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
             cluster, NodePlacementStrategy([0, 1]), name="env", disable_distributed_log=True
         )
         group.say("four").wait()
+        for name in ("env:0", "env:1"):
+            look = partial(logs, name, "--job-id", "last", code=None)
+            assert pace.again_like(look, ["four"]) == ["four"]
         first, *_, last = (json.loads(line) for line in logs("env:1", "--json") if '"out"' in line)
         assert began <= first["at"] < last["at"] <= time.time()
         assert first["job_id"] != last["job_id"]
-        assert logs("env:1", "--job-id", "last") == ["four"]
         assert logs("env:1", "--job-id", first["job_id"], "-n", "1") == ["[stderr] last words"]
         assert logs("env:1", "--job-id", "01234567", code=64) == []
         assert app.run(["logs", "env:1", "-n", "2"]) == 0
@@ -153,7 +158,7 @@ def test_output_of_living_and_dead_workers_is_shown(local_cluster, monkeypatch, 
 
 
 @pytest.mark.live
-def test_output_is_shown_on_a_terminal(local_cluster, monkeypatch):
+def test_output_is_shown_on_a_terminal(local_cluster, monkeypatch, capsys):
     local = local_cluster(num_nodes=1)
     env = {**os.environ, **local.driver_env, "TERM": "xterm"}
     for name, value in local.driver_env.items():
@@ -161,6 +166,12 @@ def test_output_is_shown_on_a_terminal(local_cluster, monkeypatch):
     with local.cluster(namespace="cell") as cluster:
         group = Talker.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="env")
         group.say(EVIL).wait()
+
+        def shown_lines() -> int:
+            assert app.run(["logs", "env"]) == 0
+            return len(capsys.readouterr().out.splitlines())
+
+        assert pace.again_like(shown_lines, 2) == 2  # the template writes them to the files
         ours, theirs = os.openpty()
         done = subprocess.run(
             [sys.executable, "-m", "rlinf_actors.cli.main", "logs", "env"],

@@ -21,6 +21,8 @@ from rlinf_actors.cli.stack_command import select
 from rlinf_actors.cli.stack_report import ShownWorker, collectives, cycles, report_dict, report_lines
 from rlinf_actors.errors import CallTimeoutError, UsageError
 from rlinf_actors.net.host import HeldPorts
+from rlinf_actors.runtime.future import Promise
+from rlinf_actors.runtime.late_report import LateReport
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.values import GroupState, WorkerState
 
@@ -486,6 +488,8 @@ def test_rank_that_is_missing_in_a_collective_is_named(local_cluster, monkeypatc
 def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys, caplog):
     local = local_cluster(num_nodes=1)
     monkeypatch.setenv("RLINF_ACTORS_WAIT_LINES", "0.2")
+    answers = lambda report, _timeout=None: Promise.wait(report, pace.PATIENCE_S)  # noqa: E731 - of all eight ranks
+    monkeypatch.setattr(LateReport, "wait", answers)
     for name, value in local.driver_env.items():
         monkeypatch.setenv(name, value)
 
@@ -528,8 +532,8 @@ def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys, 
         with pytest.raises(CallTimeoutError, match=re.escape(deadlock)):
             lost[0].wait(0.7)
         lines = [record.getMessage() for record in caplog.records]
-        start = f"waiting for wait_for_next() of ring:0-{RANKS - 1} for 0 s: {deadlock}"
-        assert any(line.startswith(start) for line in lines)
+        start = rf"waiting for wait_for_next\(\) of ring:0-{RANKS - 1} for \d+ s: {re.escape(deadlock)}"
+        assert any(re.match(start, line) for line in lines)
         with pytest.raises(CallTimeoutError, match=re.escape(deadlock)):
             channel.get(key="empty", timeout=1.0)
         for call in lost:

@@ -99,12 +99,13 @@ def test_reset_fails_a_receive_whose_message_may_be_lost(site, driver, tmp_path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     driver.ask(f"start('read', group('pair').execute_on(0).read({str(pipe)!r}))")
-    reset(site.hosts[A])
-    # the driver's connection is reset as well: what it asks before it has noticed would be under way, and end
-    assert driver.fails("end('read')").kind == "ConnectionLostError"
-    received = driver.fails("end('recv')")
-    assert received.kind == "PeerDiedError"
-    assert "a message may be missing" in received.text
-    pipe.write_text("what nobody waits for")
+    with open(pipe, "w") as said:  # once the worker reads
+        reset(site.hosts[A])
+        # the driver's connection is reset as well: what it asks before it has noticed would be under way, and end
+        assert driver.fails("end('read')").kind == "ConnectionLostError"
+        received = driver.fails("end('recv')")
+        assert received.kind == "PeerDiedError"
+        assert "a message may be missing" in received.text
+        said.write("what nobody waits for")
     assert driver.ask("group('pair').count().wait(30)") == [1, 1]
     driver.ask("group('pair').shutdown()")

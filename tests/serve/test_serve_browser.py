@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from board_kit import HOSTILE, board, figures, status
 from serve_kit import TOKEN, server
@@ -14,6 +16,12 @@ pytestmark = [pytest.mark.slow, needs_chromium]
 
 def next_sample(found: Board, at: float, done: int, hostile: str = HOSTILE) -> None:
     found.take(Sample(1e9 + at, at, status(hostile=hostile), figures(at, done, hostile), {}, "", 0.002, 0.02))
+
+
+async def listens(page: Any) -> None:
+    """Wait until the page's connection for updates is open: what is new before is not told."""
+    opened = "new Promise((resolve) => live.addEventListener('open', () => resolve(true)))"
+    await page.evaluate(f"live.readyState === EventSource.OPEN || {opened}")
 
 
 async def test_page_in_a_browser():
@@ -35,6 +43,7 @@ async def test_page_in_a_browser():
         # it updates itself, and the focus stays
         await page.locator("#groups tbody a").first.focus()
         next_sample(found, 300.0, 400)
+        await listens(page)
         served.sampler.on_sample()
         await page.locator("#channels td", has_text="400").first.wait_for()
         assert await page.evaluate("document.activeElement.textContent") == "rollout"
@@ -60,6 +69,7 @@ async def test_page_in_a_browser():
         assert await page.locator("#out pre").evaluate(newest)
         served.said.append("the newest line")
         next_sample(found, 400.0, 500)
+        await listens(page)
         served.sampler.on_sample()
         await page.locator("#err pre", has_text="the newest line").wait_for()
         assert await page.locator("#err pre").evaluate(newest)

@@ -80,8 +80,11 @@ def driver_raises(site: Site, driver: Driver) -> None:
 
 def worker_hangs(site: Site, driver: Driver) -> None:
     assert driver.ask("hang 1") == "ok hangs"
-    shown = site.cli("stack", "hands:1", "--job", driver.job)
-    assert "hang" in shown, shown
+    asked = ("stack", "hands:1", "--job", driver.job)
+    assert pace.again_like(lambda: "hang" in site.cli(*asked), True), site.cli(
+        *asked
+    )  # it was told to, and begins soon
+    shown = site.cli(*asked)
     assert "year_driver.py" in shown, shown
 
 
@@ -134,8 +137,9 @@ def hooks_fail(site: Site, driver: Driver) -> None:
     ):
         assert states[name]["sent"] == 0, states
         assert re.search(f"notify +{name}: 0 sent, 1 failed; the last one: .*{why}", shown), shown
-        journal = site.one.run("journalctl", "--no-pager", "-p", "err", "-u", HEAD, "-g", rf"\[notify\] {name} failed")
-        assert why in journal, journal
+        look = ("journalctl", "--no-pager", "-p", "err", "-u", HEAD, "-g", rf"\[notify\] {name} failed")
+        told = pace.again_like(lambda look=look, why=why: why in site.one.run(*look), True)
+        assert told, site.one.run(*look)
     site.hooks.mend()
     site.told_since = site.last_event()
 
