@@ -98,6 +98,7 @@ async def test_stopped_worker_gets_its_lock_when_it_continues(tmp_path):
         await locked(reports, second)
 
 
+@pytest.mark.virtual_time
 async def test_long_waiting_worker_is_told_once_which_worker_has_the_lock():
     sent = []
     told = asyncio.Event()

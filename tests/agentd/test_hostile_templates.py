@@ -88,6 +88,7 @@ async def test_packets_of_what_outlives_a_template_do_not_hold_agentd(hostile):
 
     template._on_packet = answer
     os.kill(template.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, template.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - before the loop hears of it
     theirs.send(packet)
     await asyncio.wait_for(ended.wait(), pace.PATIENCE_S)
     assert 0 < len(taken) <= templates._LAST + 100 * templates._TURN

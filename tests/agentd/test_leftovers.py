@@ -8,10 +8,12 @@ import sys
 import textwrap
 import time
 
+import pace
 import pytest
 from nightly import Figures
 from workers_kit import HERE, children, order, spec
 
+from agentd import keeper_client
 from rlinf_actors import procfs
 
 pytestmark = pytest.mark.live
@@ -57,7 +59,8 @@ def alive(pids):
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "exit", "template"])
-async def test_daemons_end_with_their_worker(tmp_path, how):
+async def test_daemons_end_with_their_worker(tmp_path, how, monkeypatch):
+    monkeypatch.setattr(keeper_client, "STATUS_S", pace.PATIENCE_S)
     async with children(tmp_path) as (kids, reports):
         one, other = spec(do=LEAVES_WHEN_TOLD.format(DAEMONS) if how == "exit" else DAEMONS), spec(1)
         kids.start(order([one, other]))
@@ -146,6 +149,8 @@ async def test_hidden_process_ends_with_its_worker_while_others_live(tmp_path, h
         else:
             kids.stop([one.id], 5)
         await reports.gone(one)
+        if how == "template":
+            await reports.gone(other)
         assert alive(pids) == []
         assert len(alive(others)) == (0 if how == "template" else 4)
 

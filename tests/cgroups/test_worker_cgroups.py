@@ -81,7 +81,8 @@ async def test_hidden_process_ends_with_its_own_worker(tmp_path, roots, start_me
         pid, kept = await hidden(reports), await hidden(reports, "other")
         assert procfs.mark_of(pid) is None
         assert workers_of(pid) == [one.id]
-        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        (ready,) = await reports.up(one)
+        os.kill(ready.pid, signal.SIGKILL)
         await reports.gone(one)
         assert not alive(pid)
         assert alive(kept)
@@ -92,9 +93,9 @@ async def test_a_hidden_fork_bomb_ends_with_its_worker(tmp_path, roots):
     async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one, other = spec(do=HIDDEN_BOMB), spec(1)
         kids.start(order([one, other]))
-        await reports.up(other)
+        ready, _ = await reports.up(one, other)
         await hidden(reports, "bomb")
-        os.kill(reports.ready[one.id].pid, signal.SIGKILL)
+        os.kill(ready.pid, signal.SIGKILL)
         exit = await reports.gone(one)
         assert exit.reason == ""
         assert [pid for pid in procfs.pids() if one.id in workers_of(pid) and alive(pid)] == []

@@ -9,9 +9,11 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pace
 import pytest
 from keys_kit import two_jobs
 
@@ -109,13 +111,22 @@ async def test_failing_program_is_logged_once_and_counted(tmp_path, made, caplog
     assert "works again; 2 events were not delivered" in caplog.records[1].message
 
 
-async def test_program_that_hangs_is_killed_with_its_children(tmp_path, made, caplog):
+async def test_program_that_hangs_is_killed_with_its_children(tmp_path, made, monkeypatch):
+    pid, wait, children = tmp_path / "pid", hooks._Hook._wait, []
+    os.mkfifo(pid)
+
+    def once_it_has_a_child(hook, stderr, ended, limit):
+        begun = time.monotonic()
+        children.append(int(pid.read_text()))
+        return wait(hook, stderr, ended, limit + time.monotonic() - begun)
+
+    monkeypatch.setattr(hooks._Hook, "_wait", once_it_has_a_child)
     text = "child = os.fork()\nif child:\n    open(f'{here}/pid', 'w').write(str(child))\ntime.sleep(600)\n"
     made.append(Made(Notify(command=(script(tmp_path, text),), timeout_s=1.0)))
     made[0].tell()
     (state,) = await made[0].idle()
     assert state.fault == "it took more than 1 s, and was killed"
-    assert await asyncio.to_thread(ended, int((tmp_path / "pid").read_text()))
+    assert await asyncio.to_thread(ended, *children)
 
 
 async def test_child_that_a_program_leaves_is_ended(tmp_path, made):
@@ -275,7 +286,10 @@ def test_file_of_the_head_has_one_table(tmp_path):
 # --- the head ---
 
 
-async def test_head_tells_its_hooks_of_an_emergency_stop_and_of_its_own_end_which_the_next_head_knows(tmp_path):
+async def test_head_tells_its_hooks_of_an_emergency_stop_and_of_its_own_end_which_the_next_head_knows(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(hooks, "END_S", pace.PATIENCE_S)  # two interpreters start
     loop = asyncio.get_running_loop()
     network = ZmqNetwork(loop)
     told = Hooks(Notify((script(tmp_path, WRITES),), kinds=("estop", "head_stopped")), os.environ, loop)

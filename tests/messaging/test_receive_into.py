@@ -251,13 +251,16 @@ class Receiver:
         self.parts = contents.encode(tensor)[0]
         self.frame = frames.UserMessage(1, 1, "a:0", self.a.id, "", 1000)
         self.answers = []
-        self.asked = threading.Event()
+        self.asked, self.go = threading.Event(), threading.Event()
         self.again = self.asked.set
         self.messenger._reply = lambda link, frame: self.answers.append(frame)
 
-    async def wait(self, timeout=10.0):
-        """Begin to receive into the target; a thread waits."""
+    async def wait(self, timeout=10.0, *, hold=False):
+        """Begin to receive into the target; a thread waits. If *hold*, its time begins when `go` is set."""
         self.work = self.messenger.receive_into(WorkerAddress("a", 0), self.target)
+        if hold:
+            within = self.work._wait_within
+            self.work._wait_within = lambda limit: (self.go.wait(60), within(limit))[1]
         waiting = asyncio.create_task(asyncio.to_thread(self.messenger.wait, self.work, timeout))
         while not (self.work._waiting and self.messenger._mailbox._queues):  # noqa: ASYNC110 - a thread does it
             await asyncio.sleep(0.001)
@@ -321,8 +324,9 @@ async def test_streams_receive_into_the_tensor_without_a_copy(no_copy, form):
 )
 async def test_streams_get_no_tensor_that_does_not_fit(target):
     receiver = Receiver(numbers(), target)
-    waiting = await receiver.wait(0.2)
+    waiting = await receiver.wait(0.2, hold=True)
     assert receiver.begin() is None
+    receiver.go.set()
     with pytest.raises(CallTimeoutError):
         await waiting
 
@@ -335,9 +339,10 @@ async def test_streams_get_no_tensor_if_another_message_comes_first():
 
 async def test_receive_that_times_out_has_its_tensor_back_and_the_next_one_gets_the_message():
     receiver = Receiver(numbers(), torch.zeros(COUNT))
-    waiting = await receiver.wait(0.05)
+    waiting = await receiver.wait(0.05, hold=True)
     given = receiver.begin()
     given.memory[:100] = receiver.data[:100]
+    receiver.go.set()
     with pytest.raises(CallTimeoutError):
         await waiting
     assert not given.given

@@ -332,15 +332,24 @@ def test_foreign_process_cannot_be_exempted_and_outlives_the_worker(tmp_path):
 
 def test_daemon_of_the_worker_can_be_exempted(tmp_path):
     body = """
-    ours, theirs = os.pipe()
+    (ours, theirs), (asked, ask), (moved, told) = os.pipe(), os.pipe(), os.pipe()
     if not os.fork():
         os.setsid()
         if not os.fork():
             os.write(theirs, str(os.getpid()).encode())
-            stream("child")
+            move("child")
+            os.read(asked, 1)
+            move("child")
+            os.write(told, b"x")
+            time.sleep(600)
         os._exit(0)
     os.wait()
     assert guard.keep(int(os.read(ours, 10))) == ""
+    def stop(self):
+        os.write(arm, b"stop\\n")
+        os.write(ask, b"x")
+        os.read(moved, 1)
+    Env.on_lease_lost = stop
     stream()
     """
     with worker(tmp_path, body) as one:
