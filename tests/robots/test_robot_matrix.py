@@ -321,7 +321,10 @@ def test_the_arm_stops_in_time_and_nothing_follows(
                 late.append(f"no stop command: {texts[-3:]}\n{run.told}")
                 continue
             assert texts.index("stop") == len(texts) - 1, f"after its stop the arm was told {texts[-5:]}\n{run.told}"
-            assert not [one for one in arm.said[:-1] if run.went_on and one.at >= run.went_on]
+            again = [one for one in arm.said[:-1] if run.went_on and one.at >= run.went_on]
+            # a stopped worker makes the system call that it was about to make
+            at_most = 1 if run.cut == run.went_on else 0
+            assert len(again) <= at_most, f"after it went on the arm was told {again}\n{run.told}"
             after = arm.said[-1].at - run.cut
             longest = max(longest, arm.said[-1].at - (run.pressed or run.cut) - stall)
             if after - stall > row.bound_s:
