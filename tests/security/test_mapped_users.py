@@ -84,6 +84,11 @@ def test_code_logs_and_directory_of_a_job_belong_to_its_user(node, tmp_path):
     assert found == {"cwd": found["cwd"], "uid": USERS["lab-b"], "files": {"data.txt": "of the driver"}}
     assert found["cwd"].startswith(f"{node.place}/home-lab-b/.cache/rlinf-actors/")
     assert one.ask("say", "hello, driver") is None
+
+    def said() -> bool:
+        return any("hello, driver" in path.read_text() for path in (tmp_path / "out").rglob("rank_0.log"))
+
+    assert pace.again_like(said, True), "what a killed template has not read is lost"
     template, worker = procfs.stat(one.ask("who")["pid"]).parent, one.ask("who")["pid"]
     hidden = one.ask("spawn")
     watched = [os.pidfd_open(pid) for pid in (worker, hidden)]
@@ -94,7 +99,6 @@ def test_code_logs_and_directory_of_a_job_belong_to_its_user(node, tmp_path):
     assert "WorkerDiedError" in one.ask("who")
     one.finish()
     [out] = (tmp_path / "out").rglob("rank_0.log")
-    assert "hello, driver" in out.read_text()
     assert out.stat().st_uid == 0, "the driver's own"
 
 
