@@ -211,6 +211,15 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     return Figures(request.node.nodeid, request.config.getoption("figures"))
 
 
+@pytest.fixture
+def late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timeout errors wait until the late workers have said what they run, however busy the machine is."""
+    from rlinf_actors.runtime.future import Promise
+    from rlinf_actors.runtime.late_report import LateReport
+
+    monkeypatch.setattr(LateReport, "wait", lambda report, _timeout=None: Promise.wait(report, pace.PATIENCE_S))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def garbage_counts_for_its_file(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the last test of a file whose quick tests left something unclosed, or a coroutine that was never awaited.

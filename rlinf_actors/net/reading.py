@@ -147,7 +147,9 @@ class Reading:
         with self._changing:
             if fd == self._guest_fd:
                 self._guest = None  # its selector was closed: the number is now another file's
-            self._sources[fd] = source  # at once: a thread that waits may get the first event, and is told it only once
+            # Before the descriptor is registered: the kernel reports its first bytes once, to a thread that looks the
+            # source up here.
+            self._sources[fd] = source
             # W first: the kernel asks the first one first. O last: event loops of user code are woken before it
             polls = [self._waiting, *self._polls.values(), self._loops]
             for n, poll in enumerate(polls):

@@ -31,7 +31,7 @@ from rlinf_actors.wire.stack_values import MAX_FRAMES, MAX_WAITS, Wait
 MAX_TASKS = 5000
 """Most tasks that are looked at: the I/O thread has other work."""
 MAX_TAKEN_AGAIN = 10
-"""How often the frames of a thread that left one of them meanwhile are taken again."""
+"""Most times that the frames of one thread are read again, because it left a coroutine while they were read."""
 NAME_CHARS, WHAT_CHARS = 256, 1000
 
 _SENDING = "send() to "
@@ -69,8 +69,8 @@ def threads(*, here: bool = False) -> list[Taken]:
 def _whole(ident: int, frame: types.FrameType) -> list[types.FrameType]:
     """Return the frames of the thread *ident* from *frame* on, the innermost first.
 
-    The thread goes on meanwhile. When it leaves a coroutine or generator, the frame of that no longer leads to its
-    caller, and the frames end there, which those of no thread do: they are taken again.
+    The thread goes on meanwhile. If it leaves a coroutine or generator, the frame of that no longer leads to a caller,
+    so the frames seem to end there. Those of a thread never do, so they are read again.
     """
     frames = _outwards(frame)
     for _ in range(MAX_TAKEN_AGAIN):

@@ -42,7 +42,7 @@ def _trace(address: WorkerAddress, spec: WorkerSpec, place: WorkerPlace) -> None
     """Record a trace of this process from now on. Without room for it, say so in the worker's log, and record none."""
     below = "".join(f"_{rank}" for rank in address.rank_path[1:])  # of a child member
     if below and not spec.trace_events:
-        return  # nobody could tell the child to stop
+        return  # `trace stop` reaches only workers, so a child member would record for ever
     events = place.trace_events or spec.trace_events  # an agentd of the version before says only this one
     try:
         active = recorder.start(events, _about(address, place), place.trace_path + below)

@@ -21,8 +21,6 @@ from rlinf_actors.cli.stack_command import select
 from rlinf_actors.cli.stack_report import ShownWorker, collectives, cycles, report_dict, report_lines
 from rlinf_actors.errors import CallTimeoutError, UsageError
 from rlinf_actors.net.host import HeldPorts
-from rlinf_actors.runtime.future import Promise
-from rlinf_actors.runtime.late_report import LateReport
 from rlinf_actors.wire.stack_values import Stack, StackFrame, Wait, WorkerStacks
 from rlinf_actors.wire.values import GroupState, WorkerState
 
@@ -485,11 +483,9 @@ def test_rank_that_is_missing_in_a_collective_is_named(local_cluster, monkeypatc
 
 
 @pytest.mark.live
-def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys, caplog):
+def test_a_deadlock_of_eight_ranks_is_named(local_cluster, monkeypatch, capsys, caplog, late_answers):
     local = local_cluster(num_nodes=1)
     monkeypatch.setenv("RLINF_ACTORS_WAIT_LINES", "0.2")
-    answers = lambda report, _timeout=None: Promise.wait(report, pace.PATIENCE_S)  # noqa: E731 - of all eight ranks
-    monkeypatch.setattr(LateReport, "wait", answers)
     for name, value in local.driver_env.items():
         monkeypatch.setenv(name, value)
 

@@ -6,8 +6,6 @@ import pace
 import pytest
 
 from rlinf_actors import Cluster
-from rlinf_actors.runtime.future import Promise
-from rlinf_actors.runtime.late_report import LateReport
 from rlinf_actors.testing.leaks import LeakCheck
 
 
@@ -58,9 +56,3 @@ def cluster(running: list[Cluster]) -> Iterator[Cluster]:
         if group.owned and not group.gone.done():
             shared.runtime.io.submit(shared.runtime.groups.stop(group, 0.0)).result(pace.PATIENCE_S)
     assert not left, "the test left a result with an error that nobody awaited"
-
-
-@pytest.fixture
-def late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of a timeout error waits until the late workers have said what they run, however busy the machine is."""
-    monkeypatch.setattr(LateReport, "wait", lambda report, _timeout=None: Promise.wait(report, pace.PATIENCE_S))

@@ -102,7 +102,7 @@ class _Late:
 
 
 async def test_what_comes_while_a_socket_is_added_is_read(read: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel tells it to the thread that waits, and to nobody else."""
+    """The kernel reports the bytes once, to the thread that waits. That thread has to find the socket's source."""
     ours, theirs = socket.socketpair()
     looked, came = threading.Semaphore(0), threading.Event()
 
