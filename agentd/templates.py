@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -107,6 +108,8 @@ class TemplateProcess:
         paths: sys.path of the template.
         installed: fingerprint of the code in `paths` before the template imported it; "" if unknown.
         gone: True once the process has ended, could not be started, or was left to the next agentd.
+        waiting: ids of the workers that are to be forked, in order.
+        forking: ids of the workers that the template was asked to fork, until it says that it has done so.
     """
 
     def __init__(
@@ -130,6 +133,8 @@ class TemplateProcess:
         self.installed = ""
         self.paths: tuple[str, ...] = ()
         self.gone = False
+        self.waiting = deque[str]()
+        self.forking = set[str]()
         self._loop = loop
         self._keeper = keeper
         self._socket = sock

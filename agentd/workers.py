@@ -55,6 +55,11 @@ log = logging.getLogger(__name__)
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_END_S = 6.0  # seconds that a template may take to end: it waits up to 5 s for the processes that it kills
 TEMPLATE_SILENT_S = 5.0  # seconds after the end of a worker's process in which the template must send Exited
+FORKS = 2
+"""Most orders to fork that a template has not carried out yet: one that it works on, and the next. A fork takes up to
+25 ms, and a renewal of a robot's lease must not wait behind a launch of 100 workers. The rest waits in agentd, where a
+stop removes it.
+"""
 
 
 class Workers:
@@ -298,8 +303,14 @@ class Workers:
 
     def _begin(self, worker: WorkerProcess) -> None:
         self._workers[worker.spec.id] = worker
-        if worker.template.ready:
-            self._ask(worker)
+        worker.template.waiting.append(worker.spec.id)
+        self._order_forks(worker.template)
+
+    def _order_forks(self, template: TemplateProcess) -> None:
+        while template.ready and template.waiting and len(template.forking) < FORKS:
+            worker = self._workers.get(template.waiting.popleft())
+            if worker is not None:  # not stopped while it waited
+                self._ask(worker)
 
     def _ask(self, worker: WorkerProcess) -> None:
         worker.asked = True
@@ -307,6 +318,12 @@ class Workers:
             worker.template.send(worker.order(self.traces.of_new_worker(worker.spec, worker.user), *self._lease))
         except OSError as error:
             self._end(worker, ExitReport("start_failed", reason=f"its environment or cgroup cannot be set up: {error}"))
+        else:
+            worker.template.forking.add(worker.spec.id)
+
+    def _forked(self, template: TemplateProcess, id: str) -> None:
+        template.forking.discard(id)
+        self._order_forks(template)
 
     def _refuse(self, spec: WorkerSpec, reason: str, by_rule: bool = False) -> None:
         exit = cut(ExitReport("start_failed", reason=reason))
@@ -327,8 +344,7 @@ class Workers:
             if not packet.forks:
                 text = "%s: workers are started afresh instead of forked: %s"
                 log.warning(text, template.key.interpreter, packet.why)
-            for waiting in self._of(template):
-                self._ask(waiting)
+            self._order_forks(template)
         elif isinstance(packet, template_protocol.TemplateFailed):
             template.failure = packet.text[:REASON_CHARS]
             self._templates.retire(template)
@@ -342,10 +358,12 @@ class Workers:
             self.questions.answered(template, packet)
         elif isinstance(packet, template_protocol.Forked):
             self._on_forked(template, packet)
+            self._forked(template, packet.id)
         elif isinstance(packet, template_protocol.LogsLost):
             if self._template_of(packet.id) is template:
                 self._logs.lost(packet.id, packet.text)
         elif isinstance(packet, template_protocol.Exited):
+            self._forked(template, packet.id)  # a fork that failed
             if (worker := self._worker_of(template, packet.id)) is not None:
                 self._end(worker, packet.exit)
             elif self._remembering.get(packet.id) is not template:  # a stray
@@ -403,10 +421,9 @@ class Workers:
         self._health.template_ended(template)
         workers = self._of(template)
         self._remembering = {id: one for id, one in self._remembering.items() if one is not template}
-        reason = template.failure or (
-            f"interpreter {template.key.interpreter} on node {self._site.rules.node} ended before it was ready: "
-            f"{template.last_words()}"
-        )
+        when = "ended before it forked this worker" if template.ready else "ended before it was ready"
+        where = f"interpreter {template.key.interpreter} on node {self._site.rules.node}"
+        reason = template.failure or f"{where} {when}: {template.last_words()}"
         if template.failure and not workers:
             log.warning("%s", template.failure)  # of a template that was started ahead of need
         for worker in [worker for worker in workers if not worker.asked]:

@@ -72,6 +72,25 @@ async def test_worker_that_the_nodes_rules_do_not_admit_is_refused(tmp_path, cap
         assert "refused to start workers of group g: node n0 does not admit" in caplog.text
 
 
+async def test_a_stop_ends_what_the_template_was_not_asked_to_fork_yet(tmp_path):
+    """So few forks lie between a stop, or a renewal of a robot's lease, and a template that is busy or stands still."""
+    async with children(tmp_path) as (kids, reports):
+        first, *others = specs = [spec(rank) for rank in range(10)]
+        kids.start(order([first]))
+        (ready,) = await reports.up(first)
+        template = procfs.stat(ready.pid).parent
+        os.kill(template, signal.SIGSTOP)
+        try:
+            kids.start(order(others))
+            kids.stop([one.id for one in specs], 5.0)
+            await reports.until(lambda: {one.id for one in others[2:]} <= reports.exits.keys())
+            assert first.id not in reports.exits
+            assert {exit.kind for exit in reports.exits.values()} == {"stopped"}
+        finally:
+            os.kill(template, signal.SIGCONT)
+        await reports.until(lambda: len(reports.exits) == 10)
+
+
 async def test_repeated_worker_up_is_reported_once(tmp_path):
     """Otherwise every repetition would be sent to the head."""
     again = "sock.send(spawn.encode(spawn.WorkerUp(spec.id, Endpoint('elsewhere'), 7, 0))); print('said', flush=True)"
