@@ -44,8 +44,8 @@ ANSWER_S = 2.0  # seconds that a template may take to list its workers. A templa
 MAX_WORKERS = 10_000  # of one template: the code of a user may act for a template, and send any number
 _TURN = 256  # packets received before the event loop runs other callbacks
 _SILENT = f"it did not answer within {ANSWER_S:g} s"
-TEMPLATE_END_S = template_protocol.ROBOT_END_S + 1.0
-"""Seconds that a template may take to end after SIGTERM; its robot workers get ROBOT_END_S of them."""
+TEMPLATE_END_S = template_protocol.ROBOT_GONE_S + 1.0
+"""Seconds that a template may take to end after SIGTERM; its robot workers get ROBOT_GONE_S of them."""
 KILLED_S = 1.0  # seconds to wait for the end of a killed process, which may hang in an uninterruptible system call
 
 
@@ -121,7 +121,7 @@ async def take_inventory(run_dir: str, keep: bool, users: Users | None = None) -
         survivors.lost.setdefault(worker.spec.id, "its agentd and the template that it came from had both ended")
     plain = {worker.spec.id for worker in left if not worker.spec.claims}
     others = (unknown | {worker.spec.id for worker in left}) - plain  # an unknown worker may have robots
-    robots = sweep(others - {""}, survivors.processes_of(others), template_protocol.ROBOT_END_S)
+    robots = sweep(others - {""}, survivors.processes_of(others), template_protocol.ROBOT_GONE_S)
     await asyncio.gather(sweep(plain, survivors.processes_of(plain)), robots)
     if not keep:
         ledger.close()

@@ -223,7 +223,7 @@ def notify_of(config: Config) -> Notify:
 def head_timing(config: Config) -> Timing:
     """Return the timers of the head in this agentd."""
     from rlinf_actors.head.commands import Timing
-    from rlinf_actors.wire.template_protocol import ROBOT_END_S
+    from rlinf_actors.wire.template_protocol import ROBOT_GONE_S
 
     robot_lease_s = min(config.robot_lease_s, config.lease_s)
     return Timing(
@@ -231,7 +231,7 @@ def head_timing(config: Config) -> Timing:
         lease_s=config.lease_s,
         robot_lease_s=robot_lease_s,
         # a private head is never a restarted one: only its driver knows it
-        robot_settle_s=0.0 if config.embedded else robot_lease_s + ROBOT_END_S,
+        robot_settle_s=0.0 if config.embedded else robot_lease_s + ROBOT_GONE_S,
         head_grace_s=config.head_grace_s,
         rank_hold_s=max(config.lease_s, config.head_grace_s),
     )

@@ -8,7 +8,7 @@ Theory of operation. agentd connects to the keeper's socket, says hello, and ask
 keeper is the parent of every template, and a subreaper: when a template ends, whatever ran below it becomes the
 keeper's child, however it was started and whatever it did to hide (setsid, double fork, an empty environment). Living
 templates are subreapers too. So each child of the keeper that is no template comes from an ended template. The keeper
-kills it after ORPHANS_S, in which robot workers make their robots safe. The keeper knows no workers and needs no marks.
+kills it after ORPHANS_S, in which watchdogs end their robot workers. The keeper knows no workers and needs no marks.
 
 A driver whose agentd was killed sends the order "wait". The keeper then keeps that connection open until it ends
 itself, so the driver learns of the keeper's end.
@@ -43,12 +43,12 @@ import time
 MAX_PACKET = 65536
 CONTROL, OWNER = 3, 4
 """Descriptors of a template: the socket to its agentd, and the pidfd of the driver that owns agentd, if any."""
-ORPHANS_S = 1.5
-"""Seconds from a template's end until the keeper kills its workers: ROBOT_END_S of wire.template_protocol."""
+ORPHANS_S = 2.75
+"""Seconds from a template's end until the keeper kills its workers: ROBOT_GONE_S of wire.template_protocol."""
 EXEC_S = 8.0
 """Seconds that the execution of an interpreter may take, usually a millisecond. agentd waits for an answer longer."""
 TEMPLATES_S = 8.0
-"""Seconds that a template may take to end: robot workers get 1.5 s, and the processes that it kills 5 s."""
+"""Seconds that a template may take to end: robot workers get 2.75 s, and the processes that it kills 5 s."""
 _MOST_TEXT = 500  # bytes
 _CREDENTIALS = struct.Struct("3i")
 _PR_SET_DUMPABLE = 4

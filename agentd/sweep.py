@@ -24,7 +24,7 @@ from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker_cgroup import leftovers, workers_of
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.net.daemon import SLICE_S
-from rlinf_actors.wire.template_protocol import ROBOT_END_S
+from rlinf_actors.wire.template_protocol import ROBOT_GONE_S
 
 PATIENCE_S = 3.0  # seconds after which a sweep gives up: a process in an uninterruptible system call may never end
 _MOST_NAMES = 200_000  # entries of a directory of sockets that are looked at: a user may fill that of its workers
@@ -51,7 +51,7 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
     """Find the cgroups below *roots* whose template has ended but in which processes are left. Return False if there
     are none; *done* is then never called.
 
-    Otherwise return True at once. The processes get ROBOT_END_S seconds to make robots safe; then they are killed and
+    Otherwise return True at once. The processes get ROBOT_GONE_S seconds to make robots safe; then they are killed and
     *done* is called.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
@@ -63,7 +63,7 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
 
     if left:
         ids = [cgroup.worker for cgroup in left]
-        loop.call_later(ROBOT_END_S, lambda: Sweep(loop, ids, {}, remove))
+        loop.call_later(ROBOT_GONE_S, lambda: Sweep(loop, ids, {}, remove))
     return bool(left)
 
 

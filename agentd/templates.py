@@ -47,6 +47,10 @@ _LAST, _LAST_S = 1000, 1.0
 _MOST_QUEUED = 200_000  # packets that wait for a template: twice the workers that a group may have
 _STDERR_LINES = 20
 _STDERR_BYTES = 16 << 10  # read from the end of a template's stderr, which may be as large as the disk
+_CONFIRM = 0.075
+"""Fraction of a robot lease, at its end, in which a template is killed that has confirmed no renewal: 0.15 s of 2 s."""
+_OWN_STALL_S, _MORE_S = 0.1, 0.2
+"""If agentd itself was late by more than the first, the template gets the second, in seconds, to confirm."""
 _EXIT_S = 1.0  # seconds from the end of a template's socket until SIGKILL, if the process has not ended by then
 
 
@@ -145,6 +149,8 @@ class TemplateProcess:
         self._abandoned = self._distrusted = False
         self._code: int | None = None
         self._stderr: list[str] = []
+        self._confirmed = self._sent = 0.0  # ends of robot leases
+        self._silence: asyncio.TimerHandle | None = None
         self._outgoing = PacketQueue(sock)
         self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
         self._exit_timer: asyncio.TimerHandle | None = None
@@ -177,6 +183,39 @@ class TemplateProcess:
         elif not self._outgoing.send(data):
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
+    def renew(self, until: float, lease_s: float) -> None:
+        """Send Renew. If the template confirms no renewal while the lease lasts, kill it: the kernel then continues
+        watchdogs that stand still too, and they end their workers.
+        """
+        self.send(template_protocol.Renew(until))
+        if self._silence is None:
+            due = (self._confirmed or until) - _CONFIRM * lease_s
+            self._silence = self._loop.call_at(due, self._judge, due, lease_s)
+        self._sent = until
+
+    def renewed(self, until: float) -> None:
+        """Handle the template's packet Renewed."""
+        self._confirmed = until
+        if until >= self._sent:
+            self._forget_silence()
+
+    def _judge(self, due: float, lease_s: float) -> None:
+        self._on_readable()  # what it sent before
+        if self._silence is None or self.gone:
+            return
+        now = self._loop.time()
+        newer = self._confirmed - _CONFIRM * lease_s
+        again = now + _MORE_S if now > due + _OWN_STALL_S else newer
+        if again > now:
+            self._silence = self._loop.call_at(again, self._judge, again, lease_s)
+        else:
+            self.distrust(f"it has confirmed no renewal of its robots' leases for {lease_s * (1 - _CONFIRM):.1f} s")
+
+    def _forget_silence(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
     def kill(self) -> None:
         """Send SIGKILL to the template; the kernel then kills its workers. A template that is not started yet never
         starts.
@@ -190,9 +229,9 @@ class TemplateProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def distrust(self, why: str) -> None:
-        """Kill the template, and with it its workers, because it has sent what no template sends. *why* says what.
+        """Kill the template, and with it its workers, because it has sent what no template sends, or does not react.
 
-        The code of a worker can act as its template, whose memory is open to its user.
+        *why* says what. The code of a worker can act as its template, whose memory is open to its user.
         """
         if not self.gone and not self._distrusted:
             log.error("template %d is killed, and its workers: %s", self.pid, why)
@@ -320,6 +359,7 @@ class TemplateProcess:
         self._on_end(self)
 
     def _close(self) -> None:
+        self._forget_silence()
         if self._exit_timer is not None:
             self._exit_timer.cancel()
         self._loop.remove_reader(self._socket.fileno())

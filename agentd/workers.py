@@ -169,8 +169,8 @@ class Workers:
     def renew(self, until: float, lease_s: float) -> None:
         """Extend the lease of all robot workers, also of those that start later, to *until* (time of the loop)."""
         self._lease = (until, lease_s)
-        for template in {worker.template for worker in self._workers.values() if worker.has_robots}:
-            template.send(template_protocol.Renew(until))
+        for template in {one.template for one in self._workers.values() if one.has_robots and one.asked}:
+            template.renew(until, lease_s)
 
     def credit_logs(self, chars: int, owner: str) -> None:
         """Allow more workers' output to be sent to the job *owner*: lines with a total cost (line_cost) of *chars*."""
@@ -269,7 +269,7 @@ class Workers:
         try:
             self.stop([*self._starts.ids(), *self._workers], grace_s, reason)
             report_s = max((worker.report_s for worker in self._workers.values()), default=0.0)
-            most_s = max(grace_s, template_protocol.ROBOT_END_S) + TEMPLATE_SILENT_S + report_s
+            most_s = max(grace_s, template_protocol.ROBOT_GONE_S) + TEMPLATE_SILENT_S + report_s
             await self._until(lambda: not self._workers, most_s)
             self._templates.shut_down()
             await self._until(lambda: not self._templates.running, TEMPLATE_END_S)
@@ -352,6 +352,8 @@ class Workers:
             grown = [id for id in packet.ids if self._template_of(id) is template]
             self._logs.grew(grown)
             self.log_reader.grew(grown)
+        elif isinstance(packet, template_protocol.Renewed):
+            template.renewed(packet.until)
         elif isinstance(packet, template_protocol.Pulses):
             self._health.answered(template, packet)
         elif isinstance(packet, worker_questions.WorkerAnswered):
@@ -431,10 +433,10 @@ class Workers:
         started = [worker for worker in workers if worker.asked]
         if started:
             log.error("template %d ended (%s); its workers end with it", template.pid, template.last_words())
-            # robot workers noticed by their sockets to it, and make their robots safe
+            # their watchdogs have noticed, and end robot workers
             robots = [worker for worker in started if worker.has_robots and not worker.ended]
             self._sweep([worker for worker in started if worker not in robots])
-            self._loop.call_later(template_protocol.ROBOT_END_S, self._sweep, robots)
+            self._loop.call_later(template_protocol.ROBOT_GONE_S, self._sweep, robots)
         self._changed.set()
 
     def _of(self, template: TemplateProcess) -> list[WorkerProcess]:

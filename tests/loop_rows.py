@@ -36,7 +36,7 @@ from rlinf_actors.group.launcher import GroupLauncher
 from rlinf_actors.group.stream import StreamResult
 from rlinf_actors.testing import LocalCluster
 from rlinf_actors.worker.device_lock import DeviceLock
-from rlinf_actors.worker.lease_guard import LeasePage
+from rlinf_actors.worker.leasepage import LeasePage
 from rlinf_actors.worker.manager_proxy import ManagerProxy
 
 CLASSES: tuple[type, ...] = (
@@ -320,6 +320,7 @@ NOT_CALLED = {
     "Worker.on_lease_lost": "the user's",
     "Worker.on_restart": "the user's",
     "Worker.on_world_size_changed": "the user's",
+    "Worker.stop_hardware": "the user's",
     "WorkerGroup.remove_ranks": "as add_ranks, which is under way",
     "GroupControl.add_ranks": "as WorkerGroup.add_ranks",
     "GroupControl.remove_ranks": "as WorkerGroup.add_ranks",

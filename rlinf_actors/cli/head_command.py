@@ -46,7 +46,7 @@ from rlinf_actors.security.keyfile import KeyFile, who
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.service_manager import DaemonStderr, Manager
 from rlinf_actors.wire.client_messages import Done, StopCluster
-from rlinf_actors.wire.template_protocol import ROBOT_END_S
+from rlinf_actors.wire.template_protocol import ROBOT_GONE_S
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ async def _serve(
         files = open_files(state_dir, notify, os.environ)
         server = HeadServer(
             network,
-            timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
+            timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_GONE_S),
             store=files.store,
             events=files.events,
             hooks=files.hooks,

@@ -33,7 +33,7 @@ from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.progress import Facts, showing
 from rlinf_actors.settings import CLUSTER_MARK, Settings
 from rlinf_actors.wire.protocol import make_decoders
-from rlinf_actors.wire.template_protocol import ROBOT_END_S
+from rlinf_actors.wire.template_protocol import ROBOT_GONE_S
 
 PATIENCE_S = 3.0
 """Seconds that a killed process may take to end, because it may be in an uninterruptible system call."""
@@ -240,7 +240,7 @@ class EmbeddedDaemon:
     async def _clear(self) -> None:
         """Kill the processes that a killed agentd has left, after robot workers had time to make their robots safe."""
         # templates end their workers, but a template may have been killed too
-        await asyncio.sleep(ROBOT_END_S)  # the time in which robot workers make their robots safe
+        await asyncio.sleep(ROBOT_GONE_S)  # the time in which robot workers make their robots safe
         end_all(self.run_dir)  # blocks the loop: at the interpreter's exit there may be no thread pool
 
     def _log_lines(self, number: int) -> list[str]:

@@ -29,13 +29,16 @@ If a worker has a method ``control``, ``WorkerGroup.shutdown(group)`` still call
 LEASE_HOOK = "on_lease_lost"
 """The runtime calls this method of a robot worker itself; see Worker.on_lease_lost."""
 
+OUTSIDE_HOOK = "stop_hardware"
+"""The runtime calls this method in a process beside the robot worker; see Worker.stop_hardware."""
+
 RESTART_HOOK = "on_restart"
 """The runtime calls this method of a restarted worker itself; see Worker.on_restart."""
 
 RESIZE_HOOK = "on_world_size_changed"
 """The runtime calls this method when the group has another number of ranks; see Worker.on_world_size_changed."""
 
-_NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK, RESIZE_HOOK)
+_NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, OUTSIDE_HOOK, RESTART_HOOK, RESIZE_HOOK)
 
 _WRAPPERS = (staticmethod, classmethod, functools.partialmethod)
 
@@ -171,11 +174,32 @@ def check_class(cls: type, base: type) -> None:
             )
 
 
-def check_lease_hook(cls: type) -> None:
-    """Raise UsageError if on_lease_lost is an ``async def``: when it is called, the event loop may not run."""
-    hook = inspect.unwrap(getattr(cls, LEASE_HOOK, None) or (lambda: None))
-    if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
-        raise UsageError(
-            f"{cls.__name__}.{LEASE_HOOK} is an async def: it runs when nothing else of the worker does, its event "
-            "loop included. Make it a plain def that talks to the robot directly"
-        )
+def check_robot_hooks(cls: type) -> None:
+    """Raise UsageError if on_lease_lost or stop_hardware of a worker class cannot run when the robots must stop."""
+    for name, arguments in ((LEASE_HOOK, 0), (OUTSIDE_HOOK, 1)):
+        member = inspect.getattr_static(cls, name, None)
+        if member is None:
+            continue  # no subclass of Worker
+        hook, bound = getattr(cls, name), isinstance(member, (staticmethod, classmethod))
+        plain = inspect.unwrap(hook)
+        if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+            raise UsageError(
+                f"{cls.__name__}.{name} is an async def: it runs when nothing else of the worker does, its event "
+                "loop included. Make it a plain def that talks to the robot directly"
+            )
+        if name == OUTSIDE_HOOK and not bound:
+            raise UsageError(
+                f"{cls.__name__}.{name} needs an instance, and there is none where it runs: in a process beside the "
+                f"worker. Make it a @staticmethod or @classmethod: def {name}(hardware_infos)"
+            )
+        try:
+            inspect.signature(hook).bind(*[None] * (arguments + (not bound)))
+        except TypeError as error:
+            wanted = "no arguments" if not arguments else "one argument, the list of HardwareInfos"
+            raise UsageError(f"{cls.__name__}.{name} cannot be called with {wanted}: {error}") from None
+
+
+def defines(cls: type, name: str) -> bool:
+    """Return True if a class of the user, and not only Worker, defines the method *name*."""
+    definer = next((klass for klass in cls.__mro__ if name in vars(klass)), None)
+    return definer is not None and not definer.__module__.startswith("rlinf_actors.worker.")

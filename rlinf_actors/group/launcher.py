@@ -20,7 +20,14 @@ from rlinf_actors.cluster.service import import_paths, modules_to_preload, netwo
 from rlinf_actors.config_files import wrong_variable
 from rlinf_actors.errors import GroupNotFoundError, NameInUseError, SerializationError, UsageError
 from rlinf_actors.group import group_spec, provision
-from rlinf_actors.group.class_facts import LEASE_HOOK, check_class, check_lease_hook, facts_of
+from rlinf_actors.group.class_facts import (
+    LEASE_HOOK,
+    OUTSIDE_HOOK,
+    check_class,
+    check_robot_hooks,
+    defines,
+    facts_of,
+)
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.group.group_spec import START_METHODS, WorkerLimits, class_reference
@@ -174,7 +181,7 @@ def launch(
     """
     name = options.name or f"worker_group_{name_of_class(cls.__name__)}"
     _check_options(name, options)
-    check_lease_hook(cls)
+    check_robot_hooks(cls)
     runtime, title = cluster.runtime, class_reference(cls) or f"{cls.__module__}:{cls.__qualname__}"
     if options.get_if_exists:
         running = _running(runtime, cluster.namespace, name)
@@ -223,7 +230,7 @@ def _new_group(
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
     if len(placements) > MAX_SIZE:
         raise UsageError(f"{name!r} would have {len(placements):,} workers; a group has at most {MAX_SIZE:,}")
-    template = _template(name, cluster, options, Settings.load())
+    template = _template(name, cls, cluster, options, Settings.load())
     specs = _specs(template, placements, cluster, options)
     _check_lifetime(name, specs, cluster, options)
     _warn_of_robots(cls, specs)
@@ -407,7 +414,7 @@ def _check_options(name: str, options: LaunchOptions) -> None:
             raise UsageError(wrong)
 
 
-def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Settings) -> WorkerSpec:
+def _template(name: str, cls: type, cluster: Cluster, options: LaunchOptions, settings: Settings) -> WorkerSpec:
     """Return a WorkerSpec with the fields that all workers of the group share, such as options and import paths."""
     must_answer = options.robot_owner_must_answer
     if must_answer is None:
@@ -430,18 +437,18 @@ def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Set
         restart=options.restart if options.restart.restarts else None,
         trace_events=recorder.for_workers(),
         owner_must_answer={None: "elsewhere", True: "always", False: ""}[must_answer],
+        stops_outside=defines(cls, OUTSIDE_HOOK),
     )  # fmt: skip
 
 
 def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:
-    """Log a warning if the group uses robots and the user's class does not define on_lease_lost."""
+    """Log a warning if the group uses robots and no method of the user's class stops them."""
     robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
-    definer = next((klass for klass in cls.__mro__ if LEASE_HOOK in vars(klass)), None)
-    if robots and (definer is None or definer.__module__.startswith("rlinf_actors.worker.")):
+    if robots and not defines(cls, LEASE_HOOK) and not defines(cls, OUTSIDE_HOOK):
         log.warning(
-            "%s has no %s(), and %s would go on with its last command when its worker loses its lease or dies: "
-            "define one that stops it",
-            cls.__name__, LEASE_HOOK, ", ".join(robots),
+            "%s has neither %s(hardware_infos) nor %s(), and %s would go on with its last command when its worker "
+            "loses its lease or dies: define one that stops it",
+            cls.__name__, OUTSIDE_HOOK, LEASE_HOOK, ", ".join(robots),
         )  # fmt: skip
 
 

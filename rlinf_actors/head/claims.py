@@ -18,14 +18,14 @@ from rlinf_actors.head.owners import owner_clause
 from rlinf_actors.head.records import Group, Index, Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.readable import duration
-from rlinf_actors.wire.template_protocol import ROBOT_END_S
+from rlinf_actors.wire.template_protocol import ROBOT_GONE_S
 from rlinf_actors.wire.values import Claim, LeaseState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 SETTLE_S = 0.5
-"""Seconds after ROBOT_END_S at which a robot worker that a new agentd does not report counts as ended."""
+"""Seconds after ROBOT_GONE_S at which a robot worker that a new agentd does not report counts as ended."""
 IN_USE = "hardware_in_use"
 """Error kind of a launch that is refused because another group holds its robots."""
 SHOWN = 2000
@@ -150,7 +150,7 @@ class ClaimTable:
         """Free the robots of this node's lost workers, except the workers that its agentd reports as *running*.
 
         If this incarnation of agentd has registered before (*known* is True), the robots are free at once. Otherwise
-        they become free after ROBOT_END_S + SETTLE_S at the latest: a new agentd does not know the workers that
+        they become free after ROBOT_GONE_S + SETTLE_S at the latest: a new agentd does not know the workers that
         templates of the earlier agentd still have. Those workers make their robots safe, and are then killed.
         """
         for held in self._lost_on.of(node_id):
@@ -158,7 +158,7 @@ class ClaimTable:
                 if known:
                     self.free(held.worker)
                 else:
-                    self._free_at(held, min(held.until, self._head.now + ROBOT_END_S + SETTLE_S))
+                    self._free_at(held, min(held.until, self._head.now + ROBOT_GONE_S + SETTLE_S))
 
     def _free_at(self, held: HardwareClaim, until: float) -> None:
         self._head.timers.cancel(held.timer)

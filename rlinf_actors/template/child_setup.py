@@ -29,8 +29,10 @@ from rlinf_actors import environ_block, forks, procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.dropin import install_if_asked
 from rlinf_actors.settings import CATCH_FAILURE, CHILDREN, PROBE_ROOT
+from rlinf_actors.template import watchdog
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.child_protocol import socket_path
+from rlinf_actors.worker.lease_guard import Guarded
 
 SYSFS = "/sys/devices/system/node"
 
@@ -155,21 +157,26 @@ class ChildStart(msgspec.Struct):
     fork: packets.Fork
     control: int  # descriptor of the worker's end of the control socket
     entry: str  # module:function that runs the worker
-    template: int  # pid of the template; 0 under a profiler, which is the parent then
+    template: int  # pid of the template, or of the watchdog above the worker; 0 under a profiler, which is the parent
     cgroup: Cgroup
     forked: bool = False  # False: in a new interpreter
     slot: tuple[int, int] = (0, 0)  # address and size in bytes of the worker mark in the environment block
     nofile: int | None = None  # soft limit of open files to restore
     threads: LibraryThreads | None = None
+    link: int = -1  # descriptor of the watchdog's end of its socket to the template; -1 without robots
+    guarded: Guarded | None = None  # what a robot worker has from its watchdog
 
 
 def run(start: ChildStart) -> None:
     """Turn this new process into the worker, and run the worker until its end.
 
-    If the process cannot become the worker, send StartFailed to the template and raise the error.
+    With robots, this process becomes the worker's watchdog instead, and its child the worker. If the process cannot
+    become the worker, send StartFailed to the template and raise the error.
     """
     spec = start.fork.spec
     try:
+        if spec.claims:
+            start = watchdog.start(start, prepare_stopper)
         prepare(start)
         module, _, name = start.entry.partition(":")
         run_worker = getattr(importlib.import_module(module), name)
@@ -177,7 +184,7 @@ def run(start: ChildStart) -> None:
         with socket.socket(fileno=os.dup(start.control)) as to_template:
             to_template.send(packets.encode(packets.StartFailed(spec.id, f"{type(error).__name__}: {error}")))
         raise
-    run_worker(spec, start.fork.place, start.control)
+    run_worker(spec, start.fork.place, start.control, *([start.guarded] if start.guarded is not None else []))
 
 
 def prepare(start: ChildStart) -> None:
@@ -186,37 +193,44 @@ def prepare(start: ChildStart) -> None:
     After a fork all signals are blocked; this unblocks them.
     """
     spec = start.fork.spec
-    forks.begin()
     start.cgroup.enter()  # before it can start other processes
     procfs.brand(spec.id)
-    if start.forked:
-        os.setsid()
-    if (
-        start.template and not spec.claims
-    ):  # a robot worker makes its robots safe first: it notices the end of its control socket
-        procfs.die_with_parent(signal.SIGKILL, start.template)
-    _restore_signals()
     procfs.write_mark(*start.slot, spec.id)
+    if start.template:
+        procfs.die_with_parent(signal.SIGKILL, start.template)
     procfs.set_name(f"{spec.group}:{spec.rank}")
     procfs.set_title(f"rlinf: {spec.group}:{spec.rank} of {spec.namespace}")
-    _take_environment({**start.fork.env, CHILDREN: socket_path(start.fork.place.run_dir, spec.id)})
+    prepare_stopper(start)
     has_accelerators = start.fork.env.get("ACCELERATOR_TYPE", "NO_ACCEL") != "NO_ACCEL"
     environ_block.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # the process has no other thread yet
-    time.tzset()
     if start.nofile is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (start.nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     unprotect(Path("/proc/self/oom_score_adj"))
-    _go_to(spec.cwd)
-    sys.argv[:] = sys.argv[:1]
-    sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists, spec.code_paths[1:])
-    install_if_asked()
-    _restore_streams()
     _reseed()
     if spec.numa_nodes and (said := bind(spec.numa_nodes, start.fork.env.get(PROBE_ROOT, ""))):
         sys.stderr.write(f"{said}\n")
     if start.threads is not None:
         start.threads.restore(start.fork.env)
     gc.enable()
+
+
+def prepare_stopper(start: ChildStart) -> None:
+    """Set this process up for code of the user: session, signals, environment, directory, import path and streams.
+
+    The stopper needs no more, and has no mark of the worker, which it outlives.
+    """
+    spec = start.fork.spec
+    forks.begin()
+    if start.forked or start.link >= 0:
+        os.setsid()
+    _restore_signals()
+    _take_environment({**start.fork.env, CHILDREN: socket_path(start.fork.place.run_dir, spec.id)})
+    time.tzset()
+    _go_to(spec.cwd)
+    sys.argv[:] = sys.argv[:1]
+    sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists, spec.code_paths[1:])
+    install_if_asked()
+    _restore_streams()
 
 
 def _take_environment(env: Mapping[str, str]) -> None:

@@ -30,16 +30,17 @@ from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.log_values import job_id
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.wire.worker_questions import WorkerAnswered
-from rlinf_actors.worker.lease_guard import Lease
+from rlinf_actors.worker.leasepage import Lease
+from rlinf_actors.worker.stopper import NAME as STOPPER
 
-GUARD_S = 0.2
-"""Least seconds that a robot worker's guard has to send LeaseLost once the template sees the end of the lease."""
-KILL_MARGIN = 0.05
-"""Part of the lease, at its end, in which the template kills a robot worker whose guard cannot run: 0.1 s of 2 s."""
+OWN_STALL_S, GRACE_S = 0.1, 0.3
+"""If the template itself was late by more than the first, a watchdog gets the second, in seconds, to say something."""
 
 
 class ForkedWorker:
     """The template's record of one worker process, with the template's ends of its pipes and control socket.
+
+    `pid` is the template's child: the worker, or its profiler, or its watchdog as long as that runs.
 
     Args:
         fork: agentd's request for the worker.
@@ -56,7 +57,7 @@ class ForkedWorker:
         self.cgroup = cgroup
         self.id = fork.spec.id
         self.pid = 0
-        self.inner = 0  # pid of the worker itself, if `pid` is its profiler
+        self.inner = 0  # pid of the worker itself, if `pid` is or was its profiler or watchdog; 0 as long as unknown
         self.is_reporting = False  # the worker has ended, and its profiler, which has reaped it, goes on
         self.start: WrappedStart | None = None  # of a worker under a profiler
         self.up: packets.WorkerUp | None = None
@@ -64,9 +65,9 @@ class ForkedWorker:
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
         self.kill_at = 0.0  # time, 0 for never
-        self.lease = Lease(fork.place.lease_until, fork.place.lease_s)
-        self.guard_due = 0.0  # deadline for LeaseLost of its guard, 0 while the lease lasts
-        self.lease_lost = False  # its guard has sent LeaseLost
+        self.lease = Lease(fork.place.lease_until, fork.place.lease_s)  # as its watchdog has confirmed it
+        self.lease_lost = False  # its watchdog has sent LeaseLost
+        self.grace = 0.0  # time before which its watchdog is not killed
         self.told = self.watched = False
         self.unanswered = 0  # probes since the last Pong
         self.pong: packets.Pong | None = None  # not yet sent to agentd
@@ -81,6 +82,13 @@ class ForkedWorker:
             stack.callback(self.control.close)
             stack.callback(self.child.close)
             self.control.setblocking(False)
+            self.link: socket.socket | None = None  # to the watchdog
+            self.theirs: socket.socket | None = None
+            if self.has_robots:
+                self.link, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                stack.callback(self.link.close)
+                stack.callback(self.theirs.close)
+                self.link.setblocking(False)
             cgroup.make(limits)
             self.opened = stack.pop_all()
         self.read = (self.out.began, self.err.began)  # positions up to which agentd has read the files
@@ -92,42 +100,28 @@ class ForkedWorker:
     def has_robots(self) -> bool:
         return bool(self.fork.spec.claims)
 
-    def renew(self, until: float, now: float) -> None:
-        """Extend the robot worker's lease to the time *until*.
+    def renew(self, packet: packets.Renew) -> None:
+        """Pass a renewal on to the watchdog of this robot worker, which confirms it."""
+        if not self.inner:  # no code of the user runs yet
+            self.lease.renew(packet.until)
+        self.order(packet)
 
-        If the lease has not run out at the time *now*, cancel the deadline by which the worker must report its loss.
-        """
-        self.lease.renew(until)
-        if self.lease.left(now):
-            self.guard_due = 0.0
+    def order(self, packet: packets.Renew | packets.Revoke) -> None:
+        """Send a packet to the watchdog of this robot worker."""
+        assert self.link is not None
+        with contextlib.suppress(OSError):  # it has ended, or stands still and has hundreds of packets to read
+            self.link.send(packets.encode(packet))
 
-    def guard_reported(self, now: float) -> None:
-        """Handle the worker's packet LeaseLost: its robot lease is over, and it now makes its robots safe and ends.
+    def lost_its_lease(self, text: str, now: float) -> None:
+        """Handle the watchdog's packet LeaseLost: it ends the worker, and then itself, within ROBOT_GONE_S."""
+        if not self.lease_lost:
+            self.lease_lost, self.kill_at = True, now + packets.ROBOT_GONE_S
+        self.failure = text
 
-        If it has not ended ROBOT_END_S seconds after *now*, the template kills it.
-        """
-        self.lease_lost, self.guard_due = True, 0.0
-        self.kill_at = min(self.kill_at or math.inf, now + packets.ROBOT_END_S)
-
-    def due(self, now: float) -> float:
-        """Return the next time at which the template must call `must_die` for this worker, infinity for never."""
-        end = now + self.lease.left(now) if self._lease_counts else math.inf
-        return min(self.guard_due or end, self.kill_at or math.inf)
-
-    def must_die(self, now: float) -> bool:
-        """Return True if the template must kill this robot worker at the time *now*.
-
-        When a lease ends, the lease guard, a thread of the worker, sends LeaseLost and calls on_lease_lost. If the
-        guard sends nothing, it cannot run, because C code holds the interpreter's lock. Then only the end of the
-        process stops the robots.
-        """
-        if self._lease_counts and not self.guard_due and not self.lease.left(now):
-            self.guard_due = max(now + GUARD_S, self.lease.until - KILL_MARGIN * self.lease.lease_s)
-        return bool((self.guard_due and self.guard_due <= now) or (self.kill_at and self.kill_at <= now))
-
-    @property
-    def _lease_counts(self) -> bool:
-        return self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
+    def due(self) -> float:
+        """Return the next time at which the template must look if it has to kill this worker, infinity for never."""
+        lease_counts = self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
+        return min(max(self.lease.kill_at, self.grace) if lease_counts else math.inf, self.kill_at or math.inf)
 
     def note(self, text: str) -> None:
         """Write *text* as a line of rlinf-actors into the worker's stderr file."""
@@ -141,6 +135,8 @@ class ForkedWorker:
         self.err.close_writer()
         if not self.fork.wrapper:  # else WrappedStart does
             self.child.close()
+        if self.theirs is not None:
+            self.theirs.close()
 
     def close(self) -> None:
         self.opened.close()
@@ -214,6 +210,8 @@ class ForkedWorkers:
         for pump in (worker.out, worker.err):
             self._selector.register(pump, selectors.EVENT_READ, partial(self._on_output, worker, pump))
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
+        if worker.link is not None:
+            self._selector.register(worker.link, selectors.EVENT_READ, partial(self._on_link, worker, worker.link))
 
     def watched(self, id: str) -> None:
         """Handle agentd's packet Watching: agentd has a pidfd of the worker *id*, so the template may reap it."""
@@ -235,16 +233,11 @@ class ForkedWorkers:
             self._announce(worker)
 
     def renew(self, packet: packets.Renew) -> None:
-        """Handle agentd's packet Renew: extend the leases of all robot workers, and pass the packet on to them.
-
-        A worker for which other packets are still queued does not get the packet.
-        """
-        now = time.monotonic()
+        """Handle agentd's packet Renew: pass it on to the watchdogs of all robot workers, and confirm it."""
         for worker in self._workers.values():
-            if worker.has_robots:
-                worker.renew(packet.until, now)
-                if not worker.outgoing:
-                    self._pass_on(worker, packet)
+            if worker.has_robots and not worker.told:
+                worker.renew(packet)
+        self._send(packets.Renewed("", packet.until))
 
     def probe(self) -> None:
         """Handle agentd's packet Probe, which asks whether workers' I/O threads run.
@@ -275,7 +268,14 @@ class ForkedWorkers:
             return
         if isinstance(packet, packets.DevicesLocked) and worker.asked and worker.asked.request == packet.request:
             worker.granted = True
-        self._pass_on(worker, packet)
+        if isinstance(packet, packets.Revoke):
+            self._revoke(worker, packet)
+        else:
+            self._pass_on(worker, packet)
+
+    def _revoke(self, worker: ForkedWorker, packet: packets.Revoke) -> None:
+        if worker.has_robots and not worker.told:
+            worker.order(packet)
 
     def tell_all(self, packet: packets.NodeRegistered) -> None:
         """Pass a packet of agentd on to all workers that listen. The others have no session with the head yet."""
@@ -287,9 +287,7 @@ class ForkedWorkers:
         """Handle the end of agentd: revoke the leases of robot workers for this *reason*, and reap ended workers."""
         for worker in self.workers:
             worker.watched = True
-            if worker.has_robots and not worker.told and not worker.kill_at:
-                self._pass_on(worker, packets.Revoke(worker.id, reason))
-                worker.kill_at = time.monotonic() + packets.ROBOT_END_S
+            self._revoke(worker, packets.Revoke(worker.id, reason))
             self._reap(worker)
 
     def inventory(self) -> list[packets.SurvivingWorker]:
@@ -328,7 +326,7 @@ class ForkedWorkers:
         """Return after how many seconds `check_ends` must run even if no event occurs, None for never."""
         deadlines = [worker.deadline for worker in self._ending]
         now = time.monotonic()
-        deadlines += [worker.due(now) for worker in self._workers.values() if worker.status is None]
+        deadlines += [worker.due() for worker in self._workers.values() if worker.status is None]
         if self._look_again:
             deadlines.append(self._look_again)
         first = min(deadlines, default=math.inf)
@@ -371,7 +369,7 @@ class ForkedWorkers:
                 data = b""
             if not data:
                 self._selector.unregister(worker.control)
-                if worker.inner:  # its profiler may write the report now
+                if worker.fork.wrapper:  # its profiler may write the report now
                     worker.is_reporting, worker.kill_at = True, time.monotonic() + worker.fork.report_s
                 return
             try:
@@ -381,7 +379,8 @@ class ForkedWorkers:
             if isinstance(packet, packets.WorkerUp) and packet.id == worker.id:
                 if worker.up is None:  # the first counts: a worker must not flood the head
                     worker.up = packet
-                    self._send(packet)
+                    if worker.inner or not worker.has_robots:  # agentd must know its pid first
+                        self._send(packet)
             elif isinstance(packet, (packets.LockDevices, packets.UnlockDevices)) and packet.id == worker.id:
                 worker.locks(packet)
                 self._send(packet)
@@ -389,24 +388,46 @@ class ForkedWorkers:
                 self._on_pong(worker, packet)
             elif isinstance(packet, (WorkerAnswered, packets.TracerAllowed)) and packet.id == worker.id:
                 self._send(packet)
-            elif isinstance(packet, (packets.StartFailed, packets.LeaseLost, packets.TemplateFailed)):
+            elif isinstance(packet, (packets.StartFailed, packets.TemplateFailed)):
                 worker.failure = packet.text
-                if isinstance(packet, packets.LeaseLost):
-                    worker.guard_reported(time.monotonic())
+
+    def _on_link(self, worker: ForkedWorker, link: socket.socket, _: int = 0) -> None:
+        """Handle the packets of a robot worker's watchdog."""
+        while True:
+            try:
+                data = link.recv(packets.MAX_PACKET >> 4)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # as of a worker
+            if not data:
+                self._selector.unregister(link)
+                return
+            packet = packets.decode_to_agent(data)
+            if isinstance(packet, packets.Forked):
+                worker.inner = packet.pid
+                self._pids[packet.pid] = worker
+                self._send(packet)
+                if worker.up is not None:
+                    self._send(worker.up)
+            elif isinstance(packet, packets.Renewed):
+                worker.lease.renew(packet.until)
+            elif isinstance(packet, packets.LeaseLost):
+                worker.lost_its_lease(packet.text, time.monotonic())
 
     def check_ends(self) -> None:
         """Find ended workers, kill the processes that they left behind, and send their exit reports to agentd.
 
-        Also kill robot workers whose lease is over and that do not end by themselves.
+        Also kill watchdogs that confirm no renewal, and profilers that do not end.
         """
         if not self._woken and self.patience() != 0.0:
             return
         self._woken = False
         for worker in self._workers.values():
             if worker.status is None:
-                if worker.must_die(time.monotonic()):
-                    self._kill(worker)
-                worker.status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if worker.due() <= time.monotonic():
+                    self._judge(worker)
+                worker.status = self._status(worker)
                 if worker.status is not None:
                     self._ending.append(worker)
                     worker.deadline = time.monotonic() + SWEEP_S
@@ -418,14 +439,40 @@ class ForkedWorkers:
                 self._ending.remove(worker)
                 self._tell(worker, worker.id in left)
 
-    def _kill(self, worker: ForkedWorker) -> None:
-        if worker.guard_due and not worker.kill_at:
-            worker.failure = worker.failure or "the lease of its robots was lost, and its guard could not run"
-        if worker.inner:
+    def _status(self, worker: ForkedWorker) -> os.waitid_result | None:
+        """Return how a worker, or its profiler, has ended; None while it runs."""
+        status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None or not worker.has_robots or worker.inner in (0, worker.pid):
+            return status
+        os.waitpid(worker.pid, 0)
+        if status.si_status:
+            how = f"exit code {status.si_status}" if status.si_code == os.CLD_EXITED else f"signal {status.si_status}"
+            worker.failure = worker.failure or f"its watchdog ended ({how})"
+        del self._pids[worker.pid]
+        worker.pid = worker.inner  # a zombie of this process by now, or killed by the kernel and soon one
+        return os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+    def _judge(self, worker: ForkedWorker) -> None:
+        """Kill the watchdog, and so the kernel the worker, or the profiler of a worker whose time is over."""
+        if worker.link is not None and worker.link in self._selector.get_map():
+            self._on_link(worker, worker.link)  # what has arrived while this process was busy or stood still
+        now, due = time.monotonic(), worker.due()
+        if now - due > OWN_STALL_S and not worker.kill_at:
+            worker.grace = now + GRACE_S  # it may have stood still with this process, and have its turn only now
+        if worker.due() > now:
+            return
+        worker.kill_at = 0.0  # once
+        if worker.fork.wrapper:
             grace = f"{worker.fork.report_s:g} s after the worker"
             worker.note(f"{worker.fork.wrapper[0]} had not ended {grace}, and was killed; its report may be missing")
-        worker.lease_lost, worker.guard_due, worker.kill_at = True, 0.0, 0.0  # once
-        procfs.kill_group(worker.pid)
+            procfs.kill_group(worker.pid)
+            return
+        watchdog = procfs.stat(worker.pid)
+        if worker.lease_lost and watchdog is not None and watchdog.state not in "Tt":
+            return  # it waits for a worker that stands still
+        worker.lease_lost = True
+        worker.failure = worker.failure or "its watchdog stood still, and was killed with it"
+        procfs.kill(worker.pid)
 
     def _sweep(self) -> set[str]:
         """Kill the processes that ended workers left behind. Return the ids of workers that still have such processes.
@@ -440,6 +487,9 @@ class ForkedWorkers:
             again = False
             for pid in procfs.children(os.getpid()):
                 if pid in self._pids:
+                    continue
+                if procfs.text_of(f"/proc/{pid}/comm").strip() == STOPPER:
+                    left |= {w.id for w in self._ending}  # of a watchdog that was killed; it ends by itself
                     continue
                 stat = procfs.stat(pid)
                 if stat is None or stat.ended:
@@ -472,8 +522,9 @@ class ForkedWorkers:
                 self._send(packets.LogsLost(worker.id, f"{pump.fault}; {pump.lost:,} bytes until the worker ended"))
         if worker.control in self._selector.get_map():
             self._on_control(worker)
-        if worker.control in self._selector.get_map():
-            self._selector.unregister(worker.control)  # a process of the worker may still have the other end
+        for sock in (worker.control, worker.link):
+            if sock is not None and sock in self._selector.get_map():
+                self._selector.unregister(sock)  # a process of the worker may still have the other end
         if worker.start is not None:
             worker.start.close()
         now = procfs.oom_kills()
@@ -493,8 +544,8 @@ class ForkedWorkers:
         if worker.told and worker.watched:
             os.waitpid(worker.pid, 0)  # a zombie already
             del self._workers[worker.id], self._pids[worker.pid]
+            self._pids.pop(worker.inner, None)
 
     def revoke_all(self, reason: str) -> None:
         for worker in self._workers.values():
-            if worker.has_robots and not worker.told:
-                self._pass_on(worker, packets.Revoke(worker.id, reason))
+            self._revoke(worker, packets.Revoke(worker.id, reason))

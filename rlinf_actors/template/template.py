@@ -21,8 +21,12 @@ worker once agentd has a pidfd of the worker (Watching), so that agentd cannot m
 
 When agentd ends, the template ends too. If workers are kept, the template instead waits for another agentd (Adopt) for
 a limited time, while workers without robots continue. The end of the owner (a pidfd) ends the template and every
-worker. At its own end the template revokes the leases of robot workers, gives them ROBOT_END_S seconds, and kills every
-process below it.
+worker. At its own end the template revokes the leases of robot workers, gives them ROBOT_GONE_S seconds, and kills
+every process below it.
+
+A robot worker has a watchdog (template.watchdog) between itself and the template: the process that the template forks
+becomes the watchdog, and forks the worker. When the watchdog has ended, the worker has, and its zombie is the
+template's child.
 
 House rules:
 * One thread, one select loop; no event loop, no ZeroMQ context, no CUDA: nothing that a fork breaks.
@@ -82,7 +86,7 @@ END_S = 5.0
 def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
     """Kill every process below the ending template, and wait at most END_S seconds until they have ended.
 
-    Robot workers, whose leases were revoked before, first have ROBOT_END_S seconds to end by themselves.
+    The watchdogs of robot workers, whose leases were revoked before, first have ROBOT_GONE_S seconds to end.
 
     Args:
         workers: the workers that are not reaped yet.
@@ -119,7 +123,7 @@ def _wait_for_robots(workers: Sequence[ForkedWorker], selector: selectors.BaseSe
     for worker in workers:
         if worker.id not in robots:
             procfs.kill_group(worker.pid)
-    deadline = time.monotonic() + packets.ROBOT_END_S
+    deadline = time.monotonic() + packets.ROBOT_GONE_S
     while True:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         robots = {id: one for id, one in robots.items() if os.waitid(os.P_PID, one.pid, flags) is None}
@@ -144,6 +148,7 @@ class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     slot: int = 0  # bytes that the environment reserves for the worker mark
     start: str = ""  # in a worker under a profiler: path of the template's socket (template.wrapped_start)
     packet: int = -1  # descriptor of a file with one Fork packet: become that worker instead of a template
+    link: int = -1  # with packet: descriptor of the socket of the worker's watchdog; -1 without robots
     cgroups: Roots = Roots()  # parents of the workers' cgroups
     cgroup: Cgroup = Cgroup()  # with packet: the cgroup of that worker
     budgets: tuple[int, int, int] = (-1, 0, 0)  # inherited descriptor, device and inode of net.budget_memory; -1: none
@@ -169,10 +174,12 @@ def main(fd: int, node: str, config_json: str) -> None:
         fail(fd, text)
     if config.packet >= 0 or config.start:
         fd, packet = connect(config.start) if config.start else (fd, config.packet)
-        os.set_inheritable(fd, False)
+        for inherited in (fd, config.link):
+            if inherited >= 0:
+                os.set_inheritable(inherited, False)
         with open(packet, "rb") as file:
             fork = msgspec.msgpack.decode(file.read(), type=packets.Fork)
-        child_setup.run(child_setup.ChildStart(fork, fd, config.entry, config.agent, config.cgroup))
+        child_setup.run(child_setup.ChildStart(fork, fd, config.entry, config.agent, config.cgroup, link=config.link))
         return
     with ends_process():
         start = Template(fd, node, config).run()
@@ -382,7 +389,8 @@ class Template:
         if pid:
             worker.started(pid)
             self._workers.add(worker)
-            self._link.send(packets.Forked(spec.id, pid))
+            if not worker.has_robots:  # else its watchdog says it
+                self._link.send(packets.Forked(spec.id, pid))
 
     def _refuse(self, fork: packets.Fork, reason: str) -> None:
         exit = ExitReport("start_failed", reason=reason)
@@ -406,12 +414,12 @@ class Template:
             return pid
         os.dup2(worker.out.writer, 1)
         os.dup2(worker.err.writer, 2)
-        control = worker.child.detach()
+        control, link = worker.child.detach(), worker.theirs.detach() if worker.theirs is not None else -1
         worker.close()
         self._close()
         entry = self._config.entry
         self._child = child_setup.ChildStart(
-            worker.fork, control, entry, template, worker.cgroup, True, self._slot, self._nofile, self._threads
+            worker.fork, control, entry, template, worker.cgroup, True, self._slot, self._nofile, self._threads, link
         )
         return 0
 
@@ -438,7 +446,11 @@ class Template:
             packet.write(packets.encode(worker.fork))
             packet.seek(0)
             control, fds = str(worker.child.fileno()), [worker.child.fileno(), packet.fileno()]
-            config = TemplateConfig(os.getpid(), entry=self._config.entry, packet=packet.fileno(), cgroup=worker.cgroup)
+            link = worker.theirs.fileno() if worker.theirs is not None else -1
+            fds += [link] * (link >= 0)
+            config = TemplateConfig(
+                os.getpid(), entry=self._config.entry, packet=packet.fileno(), link=link, cgroup=worker.cgroup
+            )
             if wrapper := worker.fork.wrapper:
                 worker.start = WrappedStart(self._selector, worker, self._started_under_profiler)
                 config, fds = TemplateConfig(entry=config.entry, start=worker.start.path, cgroup=worker.cgroup), []

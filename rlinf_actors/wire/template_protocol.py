@@ -98,14 +98,26 @@ class Watching(ControlMessage, frozen=True):
 class Renew(ControlMessage, frozen=True):
     """Packet of agentd: the leases of this node's robot workers now last until `until`, in seconds of CLOCK_MONOTONIC.
 
-    The template passes the packet on to those workers.
+    The template passes the packet on to the watchdogs of those workers, and a watchdog to the worker's guard. Each of
+    the three confirms it by Renewed.
     """
 
     until: Number
 
 
+class Renewed(ControlMessage, frozen=True):
+    """Packet of a template, of a watchdog or of a guard: it has Renew `until`.
+
+    Who confirms no renewal for the length of a lease is killed by the process above it. `id`: the worker, "" for a
+    template.
+    """
+
+    id: Name
+    until: Number
+
+
 class Revoke(ControlMessage, frozen=True):
-    """Packet of agentd that ends the lease of a robot worker. The template passes it on.
+    """Packet of agentd that ends the lease of a robot worker. The template passes it on to the worker's watchdog.
 
     The worker makes its robots safe and ends. `orderly`: True if the worker's owner asked for the end, so that no lease
     was lost.
@@ -267,13 +279,43 @@ class StartFailed(ControlMessage, frozen=True):
 
 
 class LeaseLost(ControlMessage, frozen=True):
-    """Packet of a robot worker: its lease is over, for the reason `text`.
+    """Packet of a robot worker's watchdog: the lease is over, for the reason `text`.
 
-    The worker ends within moments, and its Exited carries the text.
+    The worker ends within moments, and its Exited carries the text of the last such packet. From the guard to the
+    watchdog: the guard makes the robots safe.
     """
 
     id: Name
     text: Text
+
+
+class Held(ControlMessage, frozen=True):
+    """Packet of a guard to its watchdog: the threads of the worker are held, and on_lease_lost is about to run.
+
+    The watchdog stops the processes that were started meanwhile, and sends the packet back.
+    """
+
+
+class Done(ControlMessage, frozen=True):
+    """Packet of a guard to its watchdog: on_lease_lost has returned, and the worker is about to end.
+
+    The watchdog kills what the worker has started, and sends the packet back. If the worker ended first, the kernel
+    would continue stopped processes (SIGHUP and SIGCONT to an orphaned process group).
+    """
+
+
+class Keep(ControlMessage, frozen=True):
+    """Packet of a guard to its watchdog: do not stop the process `pid` and its descendants before on_lease_lost runs.
+
+    `started` is when it started, in clock ticks since boot.
+    """
+
+    pid: Pid
+    started: int
+
+
+class Closed(ControlMessage, frozen=True):
+    """Packet of a guard to its watchdog: `_close` has returned, so the robots need no stop."""
 
 
 class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
@@ -414,21 +456,27 @@ ON_LEASE_LOST_S = 1.0
 """Time limit of a robot worker's on_lease_lost, in seconds."""
 ROBOT_END_S = 1.5
 """Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
+STOP_HARDWARE_S = 1.0
+"""Time limit of stop_hardware, in seconds. It begins when the worker has ended or was killed."""
+ROBOT_GONE_S = ROBOT_END_S + STOP_HARDWARE_S + 0.25
+"""Seconds from the end of a robot worker's lease until its watchdog has ended too: others leave it that time."""
 
 ToOneWorker = Union[DevicesLocked, DevicesBusy, Revoke, AskWorker, AllowTracer]
-ToWorker = Union[ToOneWorker, Renew, Ping, NodeRegistered]
+ToWorker = Union[ToOneWorker, Renew, Held, Done, Ping, NodeRegistered]
+ToWatchdog = Union[Renew, Revoke, Renewed, LeaseLost, Held, Done, Keep, Closed]
 ToTemplate = Union[
     Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke,
     NodeRegistered, AskWorker,
 ]  # fmt: skip
 ToAgent = Union[
-    TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
+    TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, Renewed, LeaseLost, LogsGrew, LogsLost, LockDevices,
     UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, WorkerAnswered,
     TracerAllowed,
 ]  # fmt: skip
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 
-encode: Callable[[ToTemplate | ToAgent | ToWorker], bytes] = msgspec.msgpack.Encoder().encode
+encode: Callable[[ToTemplate | ToAgent | ToWorker | ToWatchdog], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_template: Callable[[bytes | memoryview], ToTemplate] = checked(ToTemplate, "a packet for a template")
 decode_to_agent: Callable[[bytes | memoryview], ToAgent] = checked(ToAgent, "a packet for agentd")
 decode_to_worker: Callable[[bytes | memoryview], ToWorker] = checked(ToWorker, "a packet for a worker")
+decode_to_watchdog: Callable[[bytes | memoryview], ToWatchdog] = checked(ToWatchdog, "a packet for a watchdog")

@@ -243,6 +243,7 @@ class WorkerSpec(Value, frozen=True):
         owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot
             lease, but an agentd still sees the owner's process: "always", "elsewhere" (only if the robot is on another
             host than the owner) or "" (never).
+        stops_outside: True if its class has stop_hardware, which a process beside a robot worker runs.
         resizes: number of times that the group was resized before it had `world_size` ranks; -1 for a rank that is
             being added, and is no member of the group yet.
         code: hash of the driver's code that the worker runs, "" if it runs what its node has.
@@ -274,6 +275,7 @@ class WorkerSpec(Value, frozen=True):
     restart: Union[RestartPolicy, None] = None
     incarnation: int = 0
     owner_must_answer: Name = ""
+    stops_outside: bool = False
     resizes: Annotated[int, Meta(ge=-1, le=1 << 40)] = 0
     code: Name = ""
     code_paths: SomeOf[Path] = ()

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[TextIO]
     from rlinf_actors.worker.children import Children
     from rlinf_actors.worker.device_lock import DeviceLock
-    from rlinf_actors.worker.lease_guard import Guard, LeasePage
+    from rlinf_actors.worker.lease_guard import Guard
+    from rlinf_actors.worker.leasepage import LeasePage
 else:
     _StreamHandler = logging.StreamHandler  # no type arguments before Python 3.11
 

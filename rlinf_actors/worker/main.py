@@ -22,7 +22,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import signal
 import socket
@@ -33,14 +32,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf_actors import environ_block, forks
-from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
-from rlinf_actors.group.class_facts import check_lease_hook, public_methods
+from rlinf_actors.errors import UsageError, WorkerStartError
+from rlinf_actors.group.class_facts import public_methods
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net import reading
 from rlinf_actors.net.held_signals import not_held
 from rlinf_actors.net.loop import IoThread
-from rlinf_actors.settings import EXT_MODULE, PTRACE
+from rlinf_actors.settings import PTRACE
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.protocol import PROTOCOL
@@ -70,13 +69,15 @@ from rlinf_actors.worker.executors import (
     uses_event_loop,
 )
 from rlinf_actors.worker.figures import worker_figures
-from rlinf_actors.worker.lease_guard import Guard
+from rlinf_actors.worker.lease_guard import Guard, Guarded
 from rlinf_actors.worker.master_store import serve_on_one_address
 from rlinf_actors.worker.opening import open_worker, switch_trace
 from rlinf_actors.worker.resized import resized
 from rlinf_actors.worker.stacks import worker_stacks
 from rlinf_actors.worker.standstill import Unwound
+from rlinf_actors.worker.stopper import give_class
 from rlinf_actors.worker.template_socket import TemplateSocket
+from rlinf_actors.worker.user_class import load_class
 from rlinf_actors.worker.worker import Worker
 from rlinf_actors.worker.worker_server import Creation
 
@@ -183,14 +184,16 @@ def _end_by_sigterm() -> None:
     os._exit(143)  # this thread blocks the signal
 
 
-def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int) -> None:
+def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int, guarded: Guarded | None = None) -> None:
     """Run the worker that *spec* describes. Never returns: the process ends here.
 
     *place* is the worker's node and directories. *control_fd* is a SOCK_SEQPACKET socket to the template. When the
-    template ends, this socket closes, and the worker ends too.
+    template ends, this socket closes, and the worker ends too; a robot worker, whose watchdog gave it *guarded*, makes
+    its robots safe first.
     """
-    control = TemplateSocket(socket.socket(fileno=control_fd), lambda: _exit(143))
-    guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
+    guard = Guard(spec, place, guarded, lambda: Worker.current_worker) if guarded is not None else None
+    ends = (lambda: _exit(143)) if guard is None else (lambda: None)
+    control = TemplateSocket(socket.socket(fileno=control_fd), ends)
     leaving = OrderlyExit() if guard is None else None
     try:
         try:
@@ -201,7 +204,7 @@ def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int) ->
             text = (error.strerror if isinstance(error, OSError) else "") or str(error)
             control.send(packets.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
             raise
-        _serve(context, leaving)
+        _serve(context, leaving, guarded.stopper if guarded is not None else -1)
     except Unwound:  # the guard ends the process
         pass
     except BaseException:  # noqa: BLE001 - no caller: the tail of stderr is in the exit report
@@ -240,7 +243,7 @@ def _start(
         server.serve((frames.WhereIs,), children.asked)
         server.serve((frames.Resized,), resized)
         server.on_forgotten(children.table.forget)
-        control.listen(loop, guarded=guard is not None)
+        control.listen(loop)
         return children
 
     context.children = context.runtime.io.submit(take_children()).result()
@@ -313,13 +316,16 @@ def _allow_tracer(control: TemplateSocket, packet: packets.AllowTracer) -> None:
     control.post(packets.TracerAllowed(packet.id, packet.pid))
 
 
-def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -> None:
-    """Construct the user's class and run its calls on the main thread. Return only if the process must end."""
+def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None, stopper: int) -> None:
+    """Construct the user's class and run its calls on the main thread. Return only if the process must end.
+
+    *stopper* is the descriptor of the connection to the stopper, -1 without one.
+    """
     server = context.server
     creation = server.creations.get()
     server.constructing()
     try:
-        executor, instance = _construct(context, creation, leaving)
+        executor, instance = _construct(context, creation, leaving, stopper)
         if context.spec.incarnation:
             executor.begin(instance.on_restart)
     except BaseException as error:  # the owner gets the error, and ends this process
@@ -341,7 +347,7 @@ def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -
 
 
 def _construct(
-    context: worker_context.WorkerContext, creation: Creation, leaving: OrderlyExit | None
+    context: worker_context.WorkerContext, creation: Creation, leaving: OrderlyExit | None, stopper: int
 ) -> tuple[Executor, Any]:
     """Import the user's class, construct it with the owner's arguments, and return its executor and the instance.
 
@@ -356,36 +362,12 @@ def _construct(
     where = f"{sys.executable} on {context.place.node}"
     if context.spec.rank == 0:
         serve_on_one_address(creation.frame.env, worker_context.make_logger(context.address.get_name()))
-    extension = os.environ.get(EXT_MODULE)
-    if extension or creation.frame.extensions:
-        from rlinf_actors.hardware import extensions
-
-        try:
-            if extension:
-                extensions.load_module(extension)
-            extensions.load_driver_extensions(creation.frame.extensions, where)
-        except ConfigError as error:
-            raise WorkerStartError(str(error)) from error
-    cls = _import_class(creation.frame.cls, where) if creation.frame.cls else None
-    try:
-        given, args, kwargs, extras = payload.decode(creation.parts)
-    except ProtocolMismatchError as error:
-        raise WorkerStartError(str(error)) from None
-    except (ImportError, AttributeError) as error:
-        raise WorkerStartError(
-            f"the worker class or its arguments need something that {where} does not have: {error}. "
-            f"Install it there, or name an interpreter that has it (env_configs: python_interpreter_path)"
-        ) from error
-    cls = cls or given
-    if not (isinstance(cls, type) and issubclass(cls, Worker)):
-        raise WorkerStartError(f"{cls!r} is not a subclass of rlinf_actors.Worker")
+    cls, args, kwargs, extras = load_class(creation.frame, creation.parts, where)
     context.extras.update(extras)
+    infos = extras.get("hardware_infos", {}).get(context.spec.rank, [])
+    imported = give_class(stopper, creation.frame, cls, infos) if stopper >= 0 else lambda: None
     assert context.children is not None
     context.children.hand_out(payload.encode(extras, "what came with the class"))
-    try:
-        check_lease_hook(cls)
-    except UsageError as error:
-        raise WorkerStartError(str(error)) from None
     gc.enable()
     threads = creation.frame.max_concurrency
 
@@ -399,27 +381,8 @@ def _construct(
     beside = {name: method.concurrent for name, method in public_methods(cls).items() if method.concurrent}
     if beside:
         executor = BesideExecutor(executor, beside, failed)
+    imported()
     return executor, executor.begin(lambda: cls(*args, **kwargs))
-
-
-def _import_class(reference: str, where: str) -> Any:
-    module, _, qualname = reference.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for name in qualname.split("."):
-            found = getattr(found, name)
-    except ImportError as error:
-        raise WorkerStartError(
-            f"{reference} cannot be imported by {where}: {error}. Its sys.path is {sys.path}. Put the module on "
-            f"PYTHONPATH there (env_configs: env_vars), install it, or define the class in the launching script, "
-            f"which sends it along"
-        ) from error
-    except AttributeError as error:
-        raise WorkerStartError(
-            f"{reference} cannot be imported by {where}: {error}. Another version of {module} is installed there: "
-            f"{getattr(sys.modules.get(module), '__file__', 'unknown file')}"
-        ) from error
-    return found
 
 
 def _given_up(reason: str, guard: Guard | None) -> None:

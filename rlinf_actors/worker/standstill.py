@@ -1,29 +1,20 @@
-"""Holds the threads of a robot worker, and stops the processes that it has started, before on_lease_lost runs.
+"""Holds the threads of a robot worker before on_lease_lost runs.
 
-Threads (`ThreadStopper`): a signal interrupts the main thread, and ends a blocking system call; its handler does not
+A signal interrupts the main thread, and ends a blocking system call; its handler does not
 return. If the main thread has masked the signal, another thread takes the signal, and the main thread runs the handler
 at Python's next check for signals. Every other Python thread gets an exception whose constructor does not return;
 Python raises it before the next instruction of that thread. C code is not interrupted: a thread is held when it
 comes back from C.
-
-Processes (`Descendants`): they get SIGSTOP before on_lease_lost and SIGKILL after it. Stopped processes keep their ends
-of connections and pipes, and cannot leave the process tree in which the next search finds their new children.
 """
 
 from __future__ import annotations
 
 import _thread
-import contextlib
 import ctypes
-import os
 import platform
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator
-
-from rlinf_actors import procfs
 
 STOP_MAIN_S = 0.2
 """Most seconds to wait until the main thread has stopped. The main thread may be in C code."""
@@ -133,120 +124,3 @@ def waits_for_lock(native_id: int) -> bool:
     except (OSError, IndexError):
         return True
     return call == _FUTEX.get(platform.machine(), call)
-
-
-STOP_S, STOP_AGAIN_S = 0.08, 0.02
-"""Seconds to wait for processes to stop: STOP_S before the worker's threads are stopped, STOP_AGAIN_S after that.
-
-0.1 s together, since the robot still moves. A process in an uninterruptible system call stops when that call is over.
-"""
-_LOOK_S = 0.0005
-
-
-class Descendants:
-    """Stops and kills the processes that the worker with the id *worker* has started, including daemons."""
-
-    def __init__(self, worker: str) -> None:
-        self._worker = worker
-        self._kept: dict[int, int] = {}  # start time by pid
-        self._stopped: dict[int, int] = {}
-        self._others_own: set[int] = set()  # those of another user (sudo), which do not stop
-
-    def keep(self, pid: int) -> str:
-        """Exempt a process and its descendants from `stop`.
-
-        Return "", or the reason why the process cannot be exempted.
-        """
-        found = procfs.stat(pid)
-        if found is None or found.ended:
-            return "there is no such process"
-        if not self._is_below(pid):  # it would be killed after on_lease_lost
-            return "this worker did not start it"
-        self._kept[pid] = found.started
-        return ""
-
-    def stop(self, within_s: float) -> bool:
-        """Send SIGSTOP to all processes not exempted. Return False if one still runs after *within_s* seconds."""
-        deadline = time.monotonic() + within_s
-        while True:
-            found = [one for one in self._others() if self._stopped.get(one.pid) != one.started]
-            for one in found:
-                self._stopped[one.pid] = one.started
-                if not _stop(one.pid):
-                    self._others_own.add(one.pid)
-            moving = [pid for pid, started in self._stopped.items() if _runs(pid, started)]
-            if not found and self._others_own.issuperset(moving):
-                return not moving
-            if time.monotonic() >= deadline:
-                return False
-            # A process on another core runs until its next interrupt. No event can replace this sleep: the kernel
-            # reports a stop only to the parent of the stopped process, and this worker is not the parent of all.
-            if moving:
-                time.sleep(_LOOK_S)
-
-    def kill(self) -> bool:
-        """Kill all stopped and exempted processes, because a stopped process might continue after the worker's end.
-
-        Always return True.
-        """
-        for pid, started in {**self._kept, **self._stopped}.items():
-            found = procfs.stat(pid)
-            if found is not None and found.started == started:
-                procfs.kill(pid)
-        return True
-
-    def _others(self) -> Iterator[procfs.Stat]:
-        ours, seen = os.getpid(), set[int]()
-        waiting = procfs.children(ours)
-        # orphans become children of the template, or of the worker's present parent if the template has died
-        waiting += [pid for pid in procfs.children(os.getppid()) if pid != ours and self._is_ours(pid)]
-        while waiting:
-            pid = waiting.pop()
-            found = procfs.stat(pid)
-            if pid in seen or pid == ours or found is None or self._kept.get(pid) == found.started:
-                continue
-            seen.add(pid)
-            waiting += procfs.children(pid)
-            if not found.ended:
-                yield found
-
-    def _is_below(self, pid: int) -> bool:
-        ours = os.getpid()
-        if pid != ours and self._is_ours(pid):
-            return True
-        found = procfs.stat(pid)
-        while found is not None and found.parent not in (0, ours):
-            found = procfs.stat(found.parent)
-        return found is not None and found.parent == ours
-
-    def _is_ours(self, pid: int) -> bool:
-        found = procfs.stat(pid)
-        if found is None or found.session == os.getpid():
-            return found is not None
-        return procfs.branded(pid, [self._worker]) is not None or procfs.mark_of(pid) == self._worker
-
-
-def _runs(pid: int, started: int) -> bool:
-    states = _thread_states(pid)  # a thread on another core goes on after the main thread has stopped or ended
-    found = procfs.stat(pid)
-    return found is not None and found.started == started and not set(states) <= set("TtZX")
-
-
-def _thread_states(pid: int) -> str:
-    """Return the states of the threads of the process *pid*, one letter each; "" if the process has been reaped."""
-    found = ""
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            text = procfs.text_of(f"/proc/{pid}/task/{task}/stat")
-            found += text[text.rfind(")") + 2 :][:1]
-    return found
-
-
-def _stop(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIGSTOP)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return True

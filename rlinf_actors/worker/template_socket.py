@@ -1,6 +1,6 @@
 """A worker's socket to its template, which passes packets on to agentd and from agentd.
 
-The I/O thread receives; in a robot worker the guard's thread receives. Any thread sends.
+The I/O thread receives. Any thread sends.
 """
 
 from __future__ import annotations
@@ -41,24 +41,10 @@ class TemplateSocket:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def listen(self, loop: asyncio.AbstractEventLoop, *, guarded: bool = False) -> None:
-        """Begin to handle packets on *loop*. If *guarded*, the guard's thread reads the socket, otherwise *loop*."""
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to handle packets on *loop*."""
         self._loop = loop
-        if not guarded:
-            loop.add_reader(self._socket.fileno(), self._readable)
-
-    def receive(self) -> packets.ToWorker | None:
-        """Wait for a packet; return None if the template has ended. Raise RemoteWireError for an invalid packet."""
-        try:
-            data = self._socket.recv(_MAX_PACKET)
-        except OSError:
-            data = b""
-        return packets.decode_to_worker(data) if data else None
-
-    def hand_over(self, packet: packets.ToWorker) -> None:
-        """Pass a packet that is not for the guard to its handler on the I/O thread. Called on the guard's thread."""
-        if self._loop is not None:
-            call_soon(self._loop, self._dispatch, packet)
+        loop.add_reader(self._socket.fileno(), self._readable)
 
     def try_send(self, packet: packets.ToAgent) -> bool:
         """Send a packet without waiting. Return False if the template has ended or has no room for it. Any thread."""
@@ -100,6 +86,8 @@ class TemplateSocket:
         except OSError:
             data = b""
         if not data:
+            assert self._loop is not None
+            self._loop.remove_reader(self._socket.fileno())
             self._on_end()
             return
         try:

@@ -26,7 +26,7 @@ from rlinf_actors.worker.children import become_member
 from rlinf_actors.worker.class_values import ClassValue
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.execution_times import ExecutionTimes, timed
-from rlinf_actors.worker.lease_guard import LeasePage, LeasePageWriter
+from rlinf_actors.worker.leasepage import LeasePage, LeasePageWriter
 from rlinf_actors.worker.manager_proxy import ManagerProxy, is_alive
 from rlinf_actors.worker.older_names import OlderNames
 from rlinf_actors.worker.worker_messaging import Channels
@@ -364,6 +364,26 @@ class Worker(Routing, Channels, OlderNames, Profiled):
         Limits: C code that holds the interpreter's lock delays the method (see `lease_page`). A worker that is ended by
         kill -9, by the kernel or by a crash in C code does not run it. So the controller of the robot needs a watchdog
         of its own.
+        """
+
+    @staticmethod
+    def stop_hardware(hardware_infos: list[Any]) -> None:
+        """Stop the robots from outside the worker. Define it where the robot's controller takes a second connection.
+
+        It needs nothing of the worker, so no thread, lock or library of the worker can be in its way: it runs when
+        nothing of the worker runs any more, also if the worker crashed, was killed, or never ran ``on_lease_lost``. It
+        does not run after an orderly end, when ``_close()`` has returned. Define it as a plain static method or class
+        method: a connection of its own, the stop command, and its confirmation.
+
+        Process and thread: the main thread of a process beside the worker, which was forked before the worker and has
+        imported the class for this alone. So the class's module is imported twice, and must not connect to the robot.
+        An error is printed to the worker's stderr, and is part of the worker's exit report.
+
+        Time: it has 1 s, after which the kernel ends the process. It begins when the worker has ended, at the latest
+        0.1 s after the worker was killed.
+
+        Args:
+            hardware_infos: `hardware_infos` of the worker.
         """
 
     @property

@@ -9,7 +9,7 @@ from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import Endpoint
 
 
-def run_worker(spec, place, control):
+def run_worker(spec, place, control, guarded=None):
     sock = socket.socket(fileno=control)
     scope = {"spec": spec, "place": place, "sock": sock, "os": os, "sys": sys, "signal": signal}
     exec(os.environ.get("FIRST", ""), scope)

@@ -1,5 +1,6 @@
 """Real forks, real kills. The fixture checks that no process, fd or file is left."""
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -89,6 +90,24 @@ async def test_a_stop_ends_what_the_template_was_not_asked_to_fork_yet(tmp_path)
         finally:
             os.kill(template, signal.SIGCONT)
         await reports.until(lambda: len(reports.exits) == 10)
+
+
+async def test_template_that_stands_still_beside_a_robot_is_killed_and_the_watchdog_ends_the_worker(tmp_path):
+    """Though the watchdog stands still too: the kernel continues it."""
+    lease_s = 1.0 * pace.slowness
+    async with children(tmp_path) as (kids, reports):
+        loop = asyncio.get_running_loop()
+        kids.renew(loop.time() + lease_s, lease_s)
+        one = spec(claims=(Claim("arm", "Arm"),))
+        kids.start(order([one]))
+        (ready,) = await reports.up(one)
+        watchdog = procfs.stat(ready.pid).parent
+        for pid in (procfs.stat(watchdog).parent, watchdog):
+            os.kill(pid, signal.SIGSTOP)
+        kids.renew(loop.time() + lease_s, lease_s)
+        exit = await reports.gone(one)
+        assert "signal 9" in exit.reason
+        assert procfs.stat(watchdog) is None
 
 
 async def test_repeated_worker_up_is_reported_once(tmp_path):

@@ -189,7 +189,7 @@ def test_node_that_returns_without_the_worker_frees_its_robot():
     refused(lab.claim("h", peer="d2"))
     lab.ask("a:n1b", agent_hello("n1", "second", ip="10.0.0.2"))
     refused(lab.claim("h", peer="d2", nodes=[1]))  # the earlier agent's template may still be stopping the robot
-    keep_alive(lab, 2)
+    keep_alive(lab, 4)
     assert isinstance(lab.claim("h", peer="d2", nodes=[1]), Launched)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlinf_actors.head.claims import SETTLE_S
 from rlinf_actors.wire.agent_messages import Beat, StartWorkers
 from rlinf_actors.wire.client_messages import Launch, Launched, StopGroup
-from rlinf_actors.wire.template_protocol import ROBOT_END_S
+from rlinf_actors.wire.template_protocol import ROBOT_GONE_S
 from rlinf_actors.wire.values import Claim
 
 ARMS = [Claim(f"Arm:{n}", f"Arm {n}") for n in range(3)]
@@ -113,7 +113,7 @@ class Model:
         if not self.there:
             self.there = True
             for id, until in self.lost.items():  # workers that a new agent does not report are being stopped
-                self.lost[id] = min(until, self.kit.now + ROBOT_END_S + SETTLE_S)
+                self.lost[id] = min(until, self.kit.now + ROBOT_GONE_S + SETTLE_S)
             self.peer = f"a:n1-{next(self.names)}"
             self.kit.ask(self.peer, agent_hello("n1", self.peer, ip="10.0.0.2"))
             self.see()

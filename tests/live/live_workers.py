@@ -36,10 +36,16 @@ def running(pid: int) -> bool:
     return found is not None and not found.ended
 
 
+def template_of(worker: int) -> int:
+    """The pid of a worker's template; a robot worker has a watchdog in between."""
+    parent = procfs.stat(worker).parent
+    is_watchdog = procfs.text_of(f"/proc/{parent}/comm").startswith("rlinf-watchdog")
+    return procfs.stat(parent).parent if is_watchdog else parent
+
+
 def agentd_of(worker: int) -> int:
-    """The pid of a worker's agentd: it started the keeper, which started the template, which started the worker."""
-    template = procfs.stat(worker).parent
-    keeper = procfs.stat(template).parent
+    """The pid of a worker's agentd: it started the keeper, which started the template."""
+    keeper = procfs.stat(template_of(worker)).parent
     return procfs.stat(keeper).parent
 
 

@@ -132,6 +132,7 @@ class Streamer(Worker):
         return os.getpid()
 
     def parent(self) -> int:
+        """The pid of the watchdog."""
         return os.getppid()
 
     def moves(self) -> None:

@@ -19,7 +19,7 @@ from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy, Res
 from rlinf_actors.cli import app
 from rlinf_actors.errors import HardwareInUseError, NodeLostError, RlinfActorsError, UsageError, WorkerDiedError
 from rlinf_actors.settings import HEAD, HEADS_DIR
-from rlinf_actors.worker.lease_guard import NEVER
+from rlinf_actors.worker.leasepage import NEVER
 
 pytestmark = pytest.mark.live
 
@@ -98,12 +98,23 @@ def test_sigterm_to_a_worker_stops_its_arm(cluster, arm, cls, method, options):
 
 def test_killed_template_stops_the_arm(cluster, arm):
     group = launch(cluster, arm, rk.Streamer)
-    parent = group.parent().wait()[0]
+    template = lw.template_of(group.pid().wait()[0])
     call = group.moves()
     arm.until_streaming()
-    os.kill(parent, signal.SIGKILL)
+    os.kill(template, signal.SIGKILL)
     rk.stopped_last(arm.until_closed())
     with pytest.raises(WorkerDiedError, match="template"):
+        call.wait()
+
+
+def test_killed_watchdog_ends_the_worker(cluster, arm):
+    group = launch(cluster, arm, rk.Streamer)
+    watchdog = group.parent().wait()[0]
+    call = group.moves()
+    arm.until_streaming()
+    os.kill(watchdog, signal.SIGKILL)
+    arm.until_closed()
+    with pytest.raises(WorkerDiedError, match=r"its watchdog ended \(signal 9\)"):
         call.wait()
 
 
@@ -197,7 +208,8 @@ class TestTheHook:
     def test_class_without_on_lease_lost_gets_a_warning(self, cluster, arm, caplog):
         launch(cluster, arm, rk.NoHook).wait_ready()
         (warning,) = [record.getMessage() for record in caplog.records if "on_lease_lost" in record.getMessage()]
-        assert f"NoHook has no on_lease_lost(), and SimulatedArm {arm.address()} would go on" in warning
+        assert "NoHook has neither stop_hardware(hardware_infos) nor on_lease_lost(), " in warning
+        assert f"SimulatedArm {arm.address()} would go on" in warning
 
 
 DRIVER = """

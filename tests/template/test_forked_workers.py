@@ -18,9 +18,10 @@ from rlinf_actors.template.child_setup import _count, import_path, unprotect
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
 from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, LogPump, Tail
 from rlinf_actors.wire.template_protocol import (
-    ROBOT_END_S,
+    ROBOT_GONE_S,
     Fork,
     NodeRegistered,
+    Renew,
     WorkerPlace,
     WorkerUp,
     decode_to_worker,
@@ -237,53 +238,33 @@ def robot_worker():
     worker.close()
 
 
-def looked_at(worker: ForkedWorker, end: float) -> float | None:
-    """Look at the worker whenever it is due, from 100.0 on; returns when it must be killed, None if not by *end*."""
-    now = 100.0
-    while now <= end:
-        if worker.must_die(now):
-            return now
-        before, now = now, worker.due(now)
-        assert now > before
-    return None
+def test_robot_worker_that_starts_keeps_its_lease_by_what_agentd_sends(robot_worker):
+    assert robot_worker.due() == pytest.approx(101.9)
+    robot_worker.renew(Renew(102.5))
+    assert robot_worker.due() == pytest.approx(102.4)
 
 
-def test_robot_worker_whose_guard_cannot_run_is_killed_before_its_lease_ends(robot_worker):
-    assert looked_at(robot_worker, 200.0) == pytest.approx(101.9)
+def test_robot_worker_that_runs_keeps_its_lease_by_what_its_watchdog_confirms(robot_worker):
+    robot_worker.inner = 1
+    robot_worker.renew(Renew(102.5))
+    assert robot_worker.due() == pytest.approx(101.9)
+    robot_worker.lease.renew(102.5)
+    assert robot_worker.due() == pytest.approx(102.4)
+    robot_worker.lease.renew(102.0)  # an older one
+    assert robot_worker.due() == pytest.approx(102.4)
 
 
-def test_robot_worker_with_a_renewed_lease_is_not_killed(robot_worker):
-    assert not robot_worker.must_die(101.7)
-    robot_worker.renew(102.5, 101.7)
-    assert looked_at(robot_worker, 102.0) is None
-    assert looked_at(robot_worker, 200.0) == pytest.approx(102.4)
-
-
-def test_old_renewals_do_not_delay_the_kill_of_a_robot_worker(robot_worker):
-    """agentd goes on telling what it has: an end that does not grow."""
-    assert not robot_worker.must_die(101.7)
-    assert not robot_worker.must_die(101.85)
-    robot_worker.renew(102.0, 101.85)
-    assert not robot_worker.must_die(101.89)
-    assert robot_worker.must_die(101.91)
-
-
-def test_guard_that_reports_the_lost_lease_has_the_time_of_its_hook(robot_worker):
-    assert not robot_worker.must_die(101.7)
-    robot_worker.guard_reported(101.71)
-    assert looked_at(robot_worker, 200.0) == pytest.approx(101.71 + ROBOT_END_S)
-
-
-def test_guard_has_its_time_also_if_its_template_was_stopped(robot_worker):
-    assert not robot_worker.must_die(110.0)
-    assert not robot_worker.must_die(110.19)
-    assert robot_worker.must_die(110.2)
+def test_watchdog_that_ends_its_worker_has_the_time_for_all_of_it_once(robot_worker):
+    robot_worker.lost_its_lease("told", 101.7)
+    robot_worker.lost_its_lease("told; and more", 103.0)
+    assert robot_worker.due() == pytest.approx(101.7 + ROBOT_GONE_S)
+    assert robot_worker.failure == "told; and more"
 
 
 def test_worker_without_robots_has_no_deadline():
     place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null", lease_until=102.0, lease_s=2.0)
     worker = ForkedWorker(Fork(WorkerSpec("w", "g", "ns", 0, 1, 0, {}), place, {}), Cgroup(), {})
-    assert (worker.must_die(200.0), worker.due(200.0)) == (False, math.inf)
+    assert worker.due() == math.inf
     worker.close()
 
 

@@ -33,7 +33,7 @@ MEMORY = {
     "rlinf_actors/messaging/cuda_ipc.py", "rlinf_actors/wire/arrays.py",
     "rlinf_actors/template/child_setup.py",
     "rlinf_actors/worker/debugger_command.py", "rlinf_actors/worker/main.py", "rlinf_actors/worker/standstill.py",
-    "rlinf_actors/worker/lease_guard.py", "rlinf_actors/worker/outside_stacks.py",
+    "rlinf_actors/worker/leasepage.py", "rlinf_actors/worker/outside_stacks.py",
 }  # fmt: skip
 CODERS = {"pack", "unpack", "pack_into", "unpack_from", "iter_unpack", "Struct", "calcsize"}
 

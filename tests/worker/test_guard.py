@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -33,27 +34,43 @@ BEATS = 8
 
 WORKER = """
 import contextlib, ctypes, os, signal, socket, subprocess, sys, threading, time
-from rlinf_actors import procfs
+from rlinf_actors import Worker, procfs
+from rlinf_actors.cgroups.worker_cgroup import Cgroup
+from rlinf_actors.template import watchdog
+from rlinf_actors.template.child_setup import ChildStart
+from rlinf_actors.wire import frames
 from rlinf_actors.wire import template_protocol as spawn
 from rlinf_actors.wire.values import Claim, WorkerSpec
-from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.lease_guard import Guard
+from rlinf_actors.worker.stopper import give_class
 
-control, arm, lease_s, until = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+link, arm, lease_s, until, outside = int(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:])
 
 def move(who="main"):
     os.write(arm, f"move {who}\\n".encode())
 
-class Env:
+class Env(Worker):
+    def __init__(self):
+        pass
+
     def on_lease_lost(self):
         time.sleep(0.05)  # as one that waits for the robot's confirmation
         os.write(arm, b"stop\\n")
         time.sleep(0.05)
 
-spec = WorkerSpec("w1", "env", "ns", 0, 1, 0, {}, claims=(Claim("Arm:1", "Arm 1"),))
+    @staticmethod
+    def stop_hardware(hardware_infos):
+        os.write(arm, f"stop {hardware_infos[0]}\\n".encode())
+
+spec = WorkerSpec("w1", "env", "ns", 0, 1, 0, {}, claims=(Claim("Arm:1", "Arm 1"),), stops_outside=bool(outside))
 place = spawn.WorkerPlace("", "", "", "node", "", "", "", "", until, lease_s)
+control = os.open(os.devnull, os.O_RDWR)
+start = watchdog.start(ChildStart(spawn.Fork(spec, place, {}), control, "", 0, Cgroup(), link=link), lambda *_: None)
+os.setsid()
+procfs.die_with_parent(signal.SIGKILL, start.template)
 procfs.brand("w1")
-guard = Guard(spec, place, TemplateSocket(socket.socket(fileno=control), lambda: None), Env)
+env = object.__new__(Env)
+guard = Guard(spec, place, start.guarded, lambda: env)
 
 def stream(who="main", forever=True):
     while True:
@@ -61,22 +78,25 @@ def stream(who="main", forever=True):
             move(who)
             time.sleep(0.002)
 
+def stops_outside():
+    give_class(start.guarded.stopper, frames.Create(1, "", {}), Env, ["outside"])()
+
 """
 
 
 class Process:
-    """The worker; what it sent the arm is read from a pipe."""
+    """The worker below its watchdog; what it sent the arm is read from a pipe. The test is the template."""
 
-    def __init__(self, folder: Path, body: str, lease_s: float, env: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, body: str, lease_s: float, env: dict[str, str] | None, outside: bool) -> None:
         self.lease_s = lease_s
         script = folder / "worker.py"
         script.write_text(WORKER + textwrap.dedent(body))
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._arm, arm = os.pipe()
         self._text = b""
-        given = [str(theirs.fileno()), str(arm), str(lease_s), str(time.monotonic() + lease_s)]
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), *given],
+        given = [theirs.fileno(), arm, lease_s, time.monotonic() + lease_s, int(outside)]
+        self.watchdog = subprocess.Popen(
+            [sys.executable, str(script), *map(str, given)],
             pass_fds=(theirs.fileno(), arm),
             env={**os.environ, WORKER_MARK: "w1", **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -84,9 +104,30 @@ class Process:
         )
         os.close(arm)
         theirs.close()
+        self._code: int | None = None
+        self._packets: list[object] = []
+
+    @functools.cached_property
+    def pid(self) -> int:
+        """Of the worker, as the first packet of its watchdog says."""
+        forked = self._packet()
+        assert isinstance(forked, template_protocol.Forked)
+        return forked.pid
+
+    def _packet(self) -> object:
+        """The next packet of the watchdog; None at its end."""
+        if self._packets:
+            return self._packets.pop(0)
+        with contextlib.suppress(ConnectionResetError):  # there are packets that it has not read: told once
+            self.link.recv(1 << 16, socket.MSG_PEEK)
+        data = self.link.recv(1 << 16)
+        return template_protocol.decode_to_agent(data) if data else None
 
     def renew(self) -> None:
-        self.control.send(template_protocol.encode(template_protocol.Renew(time.monotonic() + self.lease_s)))
+        with contextlib.suppress(BlockingIOError):  # as a template, read what the watchdog confirms
+            while data := self.link.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._packets.append(template_protocol.decode_to_agent(data))
+        self.link.send(template_protocol.encode(template_protocol.Renew(time.monotonic() + self.lease_s)))
 
     def until_moving(self, *who: str) -> None:
         """Wait until each of these has moved the arm; the lease lasts meanwhile, however long that takes."""
@@ -94,7 +135,7 @@ class Process:
         moved = select.poll()
         moved.register(self._arm, select.POLLIN)
         while missing:
-            assert self.process.poll() is None
+            assert self.watchdog.poll() is None
             self.renew()
             if moved.poll(min(self.lease_s, LEASE_S) / BEATS * 1000):
                 missing -= {line.removeprefix("move ") for line in self._read()}
@@ -105,6 +146,14 @@ class Process:
         self._text = rest
         return [line.decode() for line in whole] if data else ["end"]
 
+    def drain(self) -> None:
+        """Read what it has sent the arm up to now."""
+        os.set_blocking(self._arm, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._read()
+        os.set_blocking(self._arm, True)
+
     def rest(self) -> list[str]:
         """All that comes until nobody holds the arm's connection any more."""
         lines = list[str]()
@@ -113,37 +162,50 @@ class Process:
         return lines[:-1]
 
     def reason(self) -> str:
-        """Why it lost its lease, as it said before it ended."""
-        with contextlib.suppress(ConnectionResetError):  # there are packets that it has not read: told once
-            self.control.recv(1 << 16, socket.MSG_PEEK)
-        packet = template_protocol.decode_to_agent(self.control.recv(1 << 16))
-        assert isinstance(packet, template_protocol.LeaseLost)
-        return packet.text
+        """Why it lost its lease, as its watchdog said last."""
+        assert self.pid
+        said = []
+        while (packet := self._packet()) is not None:
+            said += [packet.text] if isinstance(packet, template_protocol.LeaseLost) else []
+        return said[-1]
+
+    def code(self) -> int:
+        """The worker's exit code, or less a signal. Its watchdog has left its zombie to the template."""
+        self.watchdog.wait(pace.PATIENCE_S)
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
 
     def close(self) -> None:
-        self.control.close()
+        self.link.close()
         os.close(self._arm)
 
     def revoke(self, *, orderly: bool = False) -> None:
-        self.control.send(template_protocol.encode(template_protocol.Revoke("w1", "told", orderly)))
+        self.link.send(template_protocol.encode(template_protocol.Revoke("w1", "told", orderly)))
 
 
 @contextlib.contextmanager
-def worker(folder: Path, body: str, lease_s: float = LONG_S, **env: str) -> Iterator[Process]:
+def worker(folder: Path, body: str, lease_s: float = LONG_S, *, outside: bool = False, **env: str) -> Iterator[Process]:
     procfs.set_subreaper()  # as a template is; conftest takes that back
-    made = Process(folder, body, lease_s, env)
+    made = Process(folder, body, lease_s, env, outside)
     try:
         yield made
     finally:
-        made.process.kill()
-        made.process.wait(pace.PATIENCE_S)
-        for pid in procfs.children(os.getpid()):  # orphans, which the guard has killed
-            stat = procfs.stat(pid)
-            ours = stat is not None and made.process.pid == stat.session
-            if stat is not None and (ours or stat.state == "Z" or procfs.branded(pid, ["w1"])):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        assert made.pid
+        made.watchdog.kill()  # and so the kernel the worker
+        made.code()
+        left = [one for one in procfs.children(os.getpid()) if procfs.branded(one, ["w1"])]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         made.close()
+
+
+def stand_still(pid: int) -> None:
+    """Stop all threads of a process that is no child of this one: no event tells of it."""
+    os.kill(pid, signal.SIGSTOP)
+    while procfs.stat(pid).state != "T":
+        os.sched_yield()
 
 
 def stopped_last(lines: list[str]) -> None:
@@ -165,29 +227,24 @@ def test_a_lease_was_lost_unless_the_owner_wanted_the_end(tmp_path, orderly):
 def test_process_stopped_for_a_lease_has_lost_it_although_renewals_are_queued(tmp_path):
     with worker(tmp_path, "stream()", LEASE_S) as one:
         one.until_moving()
-        os.kill(one.process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, one.process.pid, os.WSTOPPED)
-        time.sleep(LEASE_S + 0.1)  # it is the lease's length that is tested
-        os.set_blocking(one._arm, False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                one._read()
-        os.set_blocking(one._arm, True)
-        one.renew()
-        os.kill(one.process.pid, signal.SIGCONT)
+        stand_still(one.pid)
+        for _ in range(5):
+            one.renew()
+            time.sleep(LEASE_S / 4)  # it is the lease's length that is tested
+        one.drain()
+        os.kill(one.pid, signal.SIGCONT)
         *moved, last = one.rest()
         assert last == "stop"
         assert moved in ([], ["move main"]), "the system call that it was about to make, and none after it"
-        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
+        assert one.code() == LEASE_LOST
         assert "its process stood still" in one.reason()
 
 
 def test_process_stopped_for_a_moment_keeps_its_lease(tmp_path):
     with worker(tmp_path, "stream()") as one:
         one.until_moving()
-        os.kill(one.process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, one.process.pid, os.WSTOPPED)
-        os.kill(one.process.pid, signal.SIGCONT)
+        stand_still(one.pid)
+        os.kill(one.pid, signal.SIGCONT)
         for _ in range(3):
             one.until_moving()
         one.revoke()
@@ -208,7 +265,7 @@ def test_machine_suspended_for_a_lease_has_lost_it(tmp_path):
     """
     with worker(tmp_path, body) as one:
         one.until_moving()
-        os.kill(one.process.pid, signal.SIGUSR1)
+        os.kill(one.pid, signal.SIGUSR1)
         stopped_last(one.rest())
         assert "its process stood still" in one.reason()
 
@@ -218,9 +275,9 @@ def test_machine_suspended_for_a_lease_has_lost_it(tmp_path):
 def test_signals_that_end_a_process_make_its_robot_safe(tmp_path, number, before):
     with worker(tmp_path, f"{before}stream()") as one:
         one.until_moving()
-        os.kill(one.process.pid, number)
+        os.kill(one.pid, number)
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
+        assert one.code() == LEASE_LOST
         assert f"it was sent {number.name}" in one.reason()
 
 
@@ -228,7 +285,7 @@ def test_renewals_that_came_during_the_start_count(tmp_path):
     """Importing takes longer than the lease on a slow machine; nothing has moved meanwhile."""
     with worker(tmp_path, "stream()", 0.5) as one:  # over before Python has started, but for these
         for _ in range(3):
-            one.control.send(template_protocol.encode(template_protocol.Renew(time.monotonic() + LONG_S)))
+            one.link.send(template_protocol.encode(template_protocol.Renew(time.monotonic() + LONG_S)))
         one.until_moving()
         one.revoke()
         stopped_last(one.rest())
@@ -390,41 +447,9 @@ def test_worker_without_descriptors_or_threads_is_made_safe_with_its_children(tm
         one.until_moving("main", "child")
         one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
+        assert one.code() == LEASE_LOST
 
 
-def test_worker_that_cannot_list_processes_logs_it_and_is_made_safe(tmp_path, capfd):
-    """No descriptor can be opened, not even in the place of one of the reserve."""
-    body = """
-    import resource
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-    stream()
-    """
-    with worker(tmp_path, body) as one:
-        one.until_moving()
-        one.revoke()
-        stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
-    said = capfd.readouterr().err
-    assert "cannot look for processes that this worker started: OSError(24, 'Too many open files')" in said
-    assert "env:0: the lease of Arm 1 was lost: told" in said
-
-
-WAITED = """
-from rlinf_actors.worker import standstill as descendants
-
-class Clock:
-    waited = 0.0
-    def monotonic(self):
-        return self.waited
-    def sleep(self, seconds):
-        self.waited += seconds
-
-clock = descendants.time = Clock()
-def stop(self):
-    os.write(arm, f"waited {clock.waited:.3f}\\n".encode() + b"stop\\n")
-Env.on_lease_lost = stop
-"""
 UNINTERRUPTIBLE = """
 fifo = sys.argv[0] + ".fifo"
 os.mkfifo(fifo)
@@ -446,21 +471,20 @@ stream()
 
 
 @pytest.mark.parametrize(
-    ("body", "bound_s"),
+    "body",
     [
-        pytest.param(UNINTERRUPTIBLE, 0.1, id="uninterruptible"),
+        pytest.param(UNINTERRUPTIBLE, id="uninterruptible"),
         pytest.param(
-            ANOTHER_USERS, 0.005, id="another user's", marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+            ANOTHER_USERS, id="another user's", marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root")
         ),
     ],
 )
-def test_process_that_cannot_be_stopped_delays_the_hook_by_a_tenth_of_a_second_at_most(tmp_path, body, bound_s):
-    with worker(tmp_path, WAITED + body) as one:
+def test_the_hook_runs_beside_a_process_that_cannot_be_stopped(tmp_path, body):
+    with worker(tmp_path, body) as one:
         one.until_moving()
         one.revoke()
-        lines = one.rest()
-    stopped_last(lines)
-    assert 0.0 < float(lines[-2].removeprefix("waited ")) <= bound_s + 0.001
+        stopped_last(one.rest())
+        assert one.pid
 
 
 def test_a_process_that_the_hook_starts_runs(tmp_path):
@@ -506,7 +530,7 @@ def test_a_native_loop_that_reads_the_page_stops_with_the_lease(tmp_path, librar
         if lease_s == LONG_S:
             one.revoke()
         stopped_last(one.rest())
-        assert one.process.wait(pace.PATIENCE_S) == LEASE_LOST
+        assert one.code() == LEASE_LOST
 
 
 STREAMS = """
@@ -554,3 +578,120 @@ def test_a_generator_that_waits_for_its_caller_gives_back_its_lock_and_a_concurr
     stopped_last(lines)
     assert "move closed" in lines
     assert "move main, after the stop" not in lines
+
+
+MOVING_CHILD = "if not os.fork(): stream('child')\n"
+EXECS = """
+code = f"import os, time\\nwhile True: os.write({arm}, b'move new program\\\\n'); time.sleep(0.002)"
+os.set_inheritable(arm, True)
+os.execv(sys.executable, [sys.executable, "-c", code])
+"""
+
+
+@pytest.mark.parametrize("child", ["", MOVING_CHILD], ids=["alone", "with a child"])
+def test_a_worker_that_replaces_itself_by_another_program_is_killed(tmp_path, child):
+    with worker(tmp_path, child + EXECS) as one:
+        one.rest()
+        assert one.code() == -signal.SIGKILL
+        assert "it was replaced (os.exec)" in one.reason()
+
+
+def test_a_worker_ends_with_its_watchdog(tmp_path):
+    with worker(tmp_path, "stops_outside()\nstream()", outside=True) as one:
+        one.until_moving()
+        os.kill(one.watchdog.pid, signal.SIGKILL)
+        assert one.rest()[-1] == "stop outside"
+        assert one.code() == -signal.SIGKILL
+
+
+def test_the_child_of_a_worker_that_stands_still_is_stopped_and_the_hook_runs_later(tmp_path):
+    with worker(tmp_path, MOVING_CHILD + "stream()", LEASE_S) as one:
+        one.until_moving("main", "child")
+        stand_still(one.pid)
+        while not isinstance(one._packet(), template_protocol.LeaseLost):
+            one.renew()
+            time.sleep(LEASE_S / BEATS)  # a lease has to pass
+        one.drain()
+        os.kill(one.pid, signal.SIGCONT)
+        lines = one.rest()
+        stopped_last(lines)
+        assert "move child" not in lines
+        assert one.code() == LEASE_LOST
+
+
+HOLDS_LOCK = "stops_outside()\n" + MOVING_CHILD + "move()\nctypes.PyDLL(None).usleep(10**9)\n"
+
+
+@pytest.mark.parametrize("revoked", [True, False])
+def test_a_worker_in_c_code_with_the_interpreters_lock_is_killed_and_stopped_from_outside(tmp_path, revoked):
+    with worker(tmp_path, HOLDS_LOCK, LEASE_S, outside=True) as one:
+        one.until_moving("main", "child")
+        if revoked:
+            one.revoke()
+        lines = one.rest()
+        assert lines[-1] == "stop outside"
+        assert "stop" not in lines
+        assert one.code() == -signal.SIGKILL
+        assert "its guard could not run" in one.reason()
+
+
+ENDS = {
+    "exit": ("os._exit(3)", 3),
+    "killed": ("os.kill(os.getpid(), 9)", -9),
+    "crash": ("ctypes.string_at(0)", -signal.SIGSEGV),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_hardware_is_stopped_from_outside_whatever_ends_the_worker(tmp_path, end):
+    code, status = ENDS[end]
+    with worker(tmp_path, f"stops_outside()\n{MOVING_CHILD}move()\n{code}", outside=True) as one:
+        assert one.rest()[-1] == "stop outside"
+        assert one.code() == status
+
+
+def test_hardware_is_stopped_from_outside_after_the_hook(tmp_path):
+    with worker(tmp_path, "stops_outside()\nstream()", outside=True) as one:
+        one.until_moving()
+        one.revoke()
+        assert one.rest()[-2:] == ["stop", "stop outside"]
+
+
+def test_nothing_is_stopped_after_an_orderly_end(tmp_path):
+    with worker(
+        tmp_path, "stops_outside()\nmove()\nguard.closed()\nmove('closed')\ntime.sleep(600)", outside=True
+    ) as one:
+        one.until_moving("main", "closed")
+        one.revoke(orderly=True)
+        assert one.rest() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("time.sleep(600)", "it did not return within 1 s"), ("1 / 0", "exit code 1; its stderr says why")],
+)
+def test_a_stop_from_outside_that_fails_is_said(tmp_path, body, said, capfd):
+    code = f"Env.stop_hardware = staticmethod(lambda infos: {body})\nstops_outside()\nstream()"
+    with worker(tmp_path, code, outside=True) as one:
+        one.until_moving()
+        one.revoke()
+        stopped_last(one.rest())
+        assert f"stop_hardware() failed: {said}" in one.reason()
+    assert ("ZeroDivisionError" in capfd.readouterr().err) == (body == "1 / 0")
+
+
+def test_a_class_that_cannot_be_imported_for_the_stop_is_refused(tmp_path):
+    body = """
+    class Broken:
+        def __reduce__(self):
+            return exec, (f"import os; assert os.getpid() == {os.getpid()}",)
+    try:
+        give_class(start.guarded.stopper, frames.Create(1, "", {}), Env, [Broken()])()
+    except Exception as error:
+        os.write(arm, f"{type(error).__name__}: {'cannot run outside the worker' in str(error)}\\n".encode())
+    stream()
+    """
+    with worker(tmp_path, body, outside=True) as one:
+        one.until_moving("WorkerStartError: True", "main")
+        one.revoke()
+        stopped_last(one.rest())

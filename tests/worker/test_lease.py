@@ -12,7 +12,7 @@ import time
 import pace
 import pytest
 
-from rlinf_actors.worker.lease_guard import Lease, LeasePageWriter
+from rlinf_actors.worker.leasepage import Lease, LeasePageWriter
 
 
 def test_there_is_time_left_to_stop():

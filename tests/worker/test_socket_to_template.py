@@ -1,4 +1,4 @@
-"""A robot worker's control socket: its guard receives, and the rest goes where it always went."""
+"""A worker's socket to its template."""
 
 from __future__ import annotations
 
@@ -18,24 +18,17 @@ def ends():
         yield template, worker
 
 
-async def test_guard_hands_over_packets_that_are_no_lease(ends):
+async def test_the_end_of_the_template_is_told_once_after_its_last_packets(ends):
     template, worker = ends
-    control = TemplateSocket(worker, lambda: None)
-    loop = asyncio.get_running_loop()
-    served = loop.create_future()
-    control.serve(template_protocol.DevicesLocked, served.set_result)
-    control.listen(loop, guarded=True)
+    loop, said = asyncio.get_running_loop(), []
+    ended = loop.create_future()
+    control = TemplateSocket(worker, lambda: ended.set_result(list(said)))
+    control.serve(template_protocol.DevicesLocked, said.append)
+    control.listen(loop)
     template.send(template_protocol.encode(template_protocol.DevicesLocked("w", 1)))
-    await asyncio.to_thread(lambda: control.hand_over(control.receive()))
-    assert await asyncio.wait_for(served, 5) == template_protocol.DevicesLocked("w", 1)
-
-
-def test_receive_returns_none_at_the_end_of_the_template_and_send_does_nothing(ends):
-    template, worker = ends
-    control = TemplateSocket(worker, lambda: None)
     template.close()
-    assert control.receive() is None
-    control.try_send(template_protocol.LeaseLost("w", "its template process ended"))
+    assert await asyncio.wait_for(ended, 5) == [template_protocol.DevicesLocked("w", 1)]
+    assert not control.try_send(template_protocol.UnlockDevices("w", 1))
 
 
 async def test_posts_to_a_full_template_do_not_wait_and_follow_in_order(ends):
