@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from rlinf_actors.group.result import WorkerGroupFuncResult as WorkerGroupFuncResult
     from rlinf_actors.hardware.accelerators import Accelerator as Accelerator
     from rlinf_actors.hardware.accelerators import AcceleratorUtil as AcceleratorUtil
+    from rlinf_actors.hardware.identity import Identity as Identity
+    from rlinf_actors.hardware.identity import address_identities as address_identities
+    from rlinf_actors.hardware.identity import device_identity as device_identity
     from rlinf_actors.hardware.registry import Hardware as Hardware
     from rlinf_actors.hardware.registry import NodeHardwareConfig as NodeHardwareConfig
     from rlinf_actors.hardware.robots.dosw1 import DOSW1Config as DOSW1Config
@@ -152,6 +155,7 @@ _MODULES = {
     "group.group": ("WorkerGroup",),
     "group.result": ("WorkerGroupFuncResult",),
     "hardware.accelerators": ("Accelerator", "AcceleratorUtil"),
+    "hardware.identity": ("Identity", "address_identities", "device_identity"),
     "hardware.registry": ("Hardware", "NodeHardwareConfig"),
     "hardware.robots.dosw1": ("DOSW1Config", "DOSW1HWInfo"),
     "hardware.robots.franka": ("DualFrankaConfig", "DualFrankaHWInfo", "FrankaConfig", "FrankaHWInfo"),

@@ -21,6 +21,7 @@ from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import enumerate_values, info_of, merge, piece_of, section_error, values_of
+from rlinf_actors.hardware.identity import identities_of, on_its_node
 from rlinf_actors.hardware.probe_report import holds_accelerators
 from rlinf_actors.hardware.registry import hardware_classes, hardware_types, is_exclusive
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo, HardwareResource, is_accelerator_type
@@ -166,27 +167,31 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
         else:
             resource = _resource(query, answer.answer)
         merge(found.setdefault(query.state.rank, []), resource)
-    _check_distinct(found)
+    _settle_identities(found, {node.node_rank: node for node in infos})
     return [_with_hardware(node, found.get(node.node_rank, ())) for node in infos]
 
 
-def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
-    """Raise ConfigError if the configuration names the same robot twice; else two workers could move the robot.
+def _settle_identities(found: Mapping[int, Sequence[HardwareResource]], nodes: Mapping[int, NodeInfo]) -> None:
+    """Give robots at different addresses of one node the same identity, in place.
 
-    *found* is the hardware that the nodes have enumerated, by node rank.
+    Raise ConfigError if the configuration names the same robot twice; else two workers could move the robot.
     """
-    owners: dict[str, str] = {}
+    owners = dict[object, tuple[str, str]]()
+    ranks = {node.node_ip: rank for rank, node in nodes.items()}
     for rank, resources in found.items():
+        near = {**ranks, **dict.fromkeys(nodes[rank].interfaces.values(), rank)}
         for resource in resources:
             for number, info in enumerate(resource.infos if is_exclusive(resource.type) else ()):
                 where = f"{resource.type} {number} of node {rank}"
-                for key in info.claim_keys:
-                    if key in owners:
+                info.identities = [on_its_node(one, near) for one in info.identities]
+                for one in identities_of(info):
+                    other, name = owners.setdefault(one, (where, info.identity))
+                    if other != where:
+                        names = " = ".join(dict.fromkeys(filter(None, [name, info.identity]))) or one.name
                         raise ConfigError(
-                            f"{owners[key]} and {where} are the same robot, {info.identity}: name each once",
+                            f"{other} and {where} are the same robot, {names}: name each once",
                             path="cluster.node_groups",
                         )
-                    owners[key] = where
 
 
 def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[int, list[Piece]]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.errors import ProtocolError, UsageError
 from rlinf_actors.hardware.configured import piece_of
+from rlinf_actors.hardware.identity import identities_of
 from rlinf_actors.hardware.registry import is_exclusive
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo
 from rlinf_actors.model.node import NodeInfo
@@ -21,7 +22,7 @@ from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.environment import GroupLayout, check_launch, model_seen, worker_environment
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.settings import Settings, log_format, log_level
-from rlinf_actors.wire.values import Claim, Piece, WorkerSpec
+from rlinf_actors.wire.values import Claim, Identity, Piece, WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.config.profiling_config import ProfileConfig
@@ -165,20 +166,23 @@ def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[i
 def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[Claim]]:
     """Return, by rank, the claims of the robots (exclusive hardware) that each rank is placed on.
 
-    Ranks without robots are left out. Two ranks of the group may claim the same robot; they then share it.
+    Ranks without robots are left out. Two ranks of the group may claim the same robot; they then share it. A node
+    counts as one robot of each type whose robots have no identity.
     """
     found: dict[int, list[Claim]] = {}
     shared = Settings.load().shares_robots
     by_rank = {placement.rank: placement for placement in placements}
     for worker, infos in hardware_of(placements, cluster).items():
-        placement = by_rank[worker]
-        node = cluster.get_node_info(placement.cluster_node_rank)
-        for rank, info in zip(placement.local_hardware_ranks, infos, strict=True):
+        for info in infos:
             if not is_exclusive(info.type):
                 continue
-            title = f"{info.type} {info.identity or f'{rank} of node {placement.cluster_node_rank}'}"
-            keys = info.claim_keys or [f"{info.type}:{node.node_id}:{rank}"]
-            found.setdefault(worker, []).extend(Claim(key, title, shared) for key in keys)
+            for one in identities_of(info) or [Identity(info.type, by_rank[worker].cluster_node_rank)]:
+                key = name = one.name
+                if one.node_rank is not None:  # the rank of a node may change with the head's state, its id does not
+                    key = f"{cluster.get_node_info(one.node_rank).node_id}:{name}"
+                    name = f"{name} of node {one.node_rank}"
+                title = f"{info.type} {info.identity or name.removeprefix(f'{info.type} ')}"
+                found.setdefault(worker, []).append(Claim(key, title, shared))
     return found
 
 

@@ -33,6 +33,9 @@ from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.group.group_spec import START_METHODS, WorkerLimits, class_reference
 from rlinf_actors.group.resizing import Grower, keeps
 from rlinf_actors.hardware.extensions import providers
+from rlinf_actors.hardware.identity import identities_of
+from rlinf_actors.hardware.registry import is_exclusive
+from rlinf_actors.model.hardware import HardwareInfo
 from rlinf_actors.model.names import name_of_class, wrong_name
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
@@ -233,8 +236,8 @@ def _new_group(
     template = _template(name, cls, cluster, options, Settings.load())
     specs = _specs(template, placements, cluster, options)
     _check_lifetime(name, specs, cluster, options)
-    _warn_of_robots(cls, specs)
     hardware = group_spec.hardware_of(placements, cluster)
+    _warn_of_robots(cls, specs, [info for infos in hardware.values() for info in infos])
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     modules = [type(info).__module__ for infos in hardware.values() for info in infos]
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
@@ -441,8 +444,13 @@ def _template(name: str, cls: type, cluster: Cluster, options: LaunchOptions, se
     )  # fmt: skip
 
 
-def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:
-    """Log a warning if the group uses robots and no method of the user's class stops them."""
+def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec], hardware: Sequence[HardwareInfo]) -> None:
+    """Log a warning for each type whose robots have no identity, and if no method of the user's class stops them."""
+    for kind in dict.fromkeys(info.type for info in hardware if is_exclusive(info.type) and not identities_of(info)):
+        log.warning(
+            "type %s does not say which robot is which, so all of a node count as one, which one group has at a time. "
+            "To tell them apart, set `identities` in enumerate() (docs/how-to/add-hardware.md)", kind,
+        )  # fmt: skip
     robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
     if robots and not defines(cls, LEASE_HOOK) and not defines(cls, OUTSIDE_HOOK):
         log.warning(

@@ -210,7 +210,7 @@ def piece_of(info: HardwareInfo) -> Piece:
         cls=_name(type(info)),
         detail=json.dumps(detail),
         identity=str(info.identity),
-        claim_keys=[str(key) for key in info.claim_keys],
+        identities=list(info.identities),
     )
 
 
@@ -224,18 +224,19 @@ def info_of(piece: Piece, path: str = "") -> HardwareInfo:
     hardware_types().get(piece.type)  # imports the module of a built-in type, so that _known() finds its classes
     detail = json.loads(piece.detail)
     cls = _known(piece.cls, HardwareInfo)
-    if cls is HardwareInfo:
-        return HardwareInfo(piece.type, piece.model)
+    info: HardwareInfo
     if cls is None or cls is ReportedInfo:
-        return ReportedInfo(piece.type, piece.model, _restored(detail, path), piece.identity, tuple(piece.claim_keys))
-    try:
-        info: HardwareInfo = build(cls, {"type": piece.type, "model": piece.model, **_restored(detail, path)}, path)
-    except ConfigError as error:
-        raise ConfigError(
-            f"what the node found does not fit class {piece.cls} here: {error}; is the same version of its package "
-            "installed on both?",
-            path=path,
-        ) from None
+        info = ReportedInfo(piece.type, piece.model, _restored(detail, path), piece.identity)
+    else:
+        try:
+            info = build(cls, {"type": piece.type, "model": piece.model, **_restored(detail, path)}, path)
+        except ConfigError as error:
+            raise ConfigError(
+                f"what the node found does not fit class {piece.cls} here: {error}; is the same version of its package "
+                "installed on both?",
+                path=path,
+            ) from None
+    info.identities = piece.identities
     return info
 
 

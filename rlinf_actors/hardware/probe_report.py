@@ -42,20 +42,14 @@ class ReportedInfo(HardwareInfo):
     Attributes:
         detail: fields that the class adds to HardwareInfo, by name.
         reported_identity: the piece's ``identity`` in the process that knows the class.
-        reported_keys: the piece's ``claim_keys`` in that process.
     """
 
     detail: Mapping[str, Any] = field(default_factory=dict)
     reported_identity: str = ""
-    reported_keys: Sequence[str] = ()
 
     @property
     def identity(self) -> str:
         return self.reported_identity
-
-    @property
-    def claim_keys(self) -> list[str]:
-        return list(self.reported_keys)
 
 
 def resource_to_report(resource: HardwareResource) -> ResourceReport:

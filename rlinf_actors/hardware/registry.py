@@ -77,7 +77,7 @@ class Hardware:
                 configuration has no entries for any node.
 
         Returns:
-            The pieces, numbered on the node in this order; None if there are none.
+            The pieces, numbered on the node in this order, each with its `identities`; None if there are none.
 
         Raises:
             ConfigError: an entry does not fit the machine. ``path`` may name a field, such as ``configs[0].port``. Any

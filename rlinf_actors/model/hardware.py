@@ -6,7 +6,10 @@ import dataclasses
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from rlinf_actors.wire.values import Identity
 
 
 class AcceleratorType(str, enum.Enum):
@@ -88,27 +91,23 @@ class HardwareInfo:
     Attributes:
         type: the registered hardware type, such as ``NV_GPU`` or ``Franka``.
         model: the vendor's name of the model.
+        identities: what tells this piece from all others, whatever a job calls it. The type's ``enumerate`` sets it;
+            one group at a time holds the pieces that have an equal identity. If it is empty, `identity` counts; if that
+            is empty too, all such pieces of a node count as one.
     """
 
     type: str
     model: str
+    identities = cast("Sequence[Identity]", ())
 
     @property
     def identity(self) -> str:
-        """Name of this piece that no other piece of its type in the cluster has, such as a robot's address.
+        """Name of this piece for people; "" if it has none.
 
-        "" if the piece has no such name; then its node and its rank on the node identify it. Types whose pieces have an
-        address override this property.
+        If ``enumerate`` sets no `identities`, no other piece of the type in the cluster may have the name: a serial
+        number is such a name, an address is not.
         """
         return ""
-
-    @property
-    def claim_keys(self) -> list[str]:
-        """Keys under which a group claims this piece. Pieces with an equal key count as the same hardware.
-
-        Empty if the piece has no identity; then the key is made of its node and its rank on the node.
-        """
-        return [f"{self.type}:{self.identity}"] if self.identity else []
 
 
 @dataclass

@@ -99,6 +99,16 @@ class HardwareQuestion(Value, frozen=True):
     limit_s: Number = 10.0
 
 
+class Identity(Value, frozen=True):
+    """What tells a robot from all others, such as a serial number, a numeric address, a device file, a CAN interface.
+
+    `node_rank` is the cluster rank of the node on which `name` is unique; None if it is unique in the cluster.
+    """
+
+    name: Title
+    node_rank: Union[int, None] = None
+
+
 class Piece(Value, frozen=True):
     """One piece of configured hardware, such as a robot, that a node has enumerated (hardware.configured).
 
@@ -107,8 +117,7 @@ class Piece(Value, frozen=True):
             loaded.
         detail: JSON object of the fields that this class adds.
         identity: `HardwareInfo.identity`, for a receiver that has not loaded the class.
-        claim_keys: `HardwareInfo.claim_keys`: a worker that uses the piece claims each key. Empty to claim the piece by
-            its node and number.
+        identities: `HardwareInfo.identities`.
     """
 
     type: Name
@@ -116,7 +125,7 @@ class Piece(Value, frozen=True):
     cls: Name = ""
     detail: Document = "{}"
     identity: Name = ""
-    claim_keys: Few[Name] = []
+    identities: Few[Identity] = []
 
 
 class HardwareAnswer(Value, frozen=True):

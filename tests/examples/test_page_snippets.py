@@ -22,7 +22,7 @@ import pace
 import page_blocks
 import pytest
 
-from rlinf_actors import Cluster, ComponentPlacement
+from rlinf_actors import Cluster, ComponentPlacement, Identity
 from rlinf_actors.testing import LocalCluster
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]  # a page launches up to 8 groups
@@ -384,7 +384,7 @@ asyncio.run(main())
 
 def test_hardware_of_a_page_is_found(tmp_path: Path) -> None:
     """add-hardware.md: in a process of its own, which knows the vendor and the arm until its end."""
-    vendor, arm = (block.text for block in page_blocks.blocks(PAGE_OF["add-hardware"], "python"))
+    vendor, arm, known = (block.text for block in page_blocks.blocks(PAGE_OF["add-hardware"], "python"))
     tool = tmp_path / "mytpu-smi"
     tool.write_text("#!/bin/sh\nprintf '0,a\\n1,b\\n'\n")
     tool.chmod(0o755)
@@ -398,9 +398,12 @@ from rlinf_actors import HardwareConfig, HardwareInfo, HardwareResource, Hardwar
 def ask(port, command): return "serial of " + port
 {arm}
 print(DeskArm.enumerate(0, [DeskArmConfig(node_rank=0, port="/dev/arm")]).infos[0].identity)
+{known}
+print([known(HardwareInfo("Arm", "v1"), 1, where).identities for where in ("/dev/arm", "can0", "127.0.0.1")])
 """
     out = program(text, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert out == "[1]\nserial of /dev/arm\n"
+    found = [[Identity("/dev/arm", 1)], [Identity("can0", 1)], [Identity("localhost", 1)]]
+    assert out == f"[1]\nserial of /dev/arm\n{found}\n"
 
 
 def test_vector_environment_of_a_page_runs(local: LocalCluster, tmp_path: Path) -> None:

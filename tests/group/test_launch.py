@@ -25,7 +25,7 @@ from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_actors.settings import for_workers
-from rlinf_actors.wire.values import Claim, WorkerSpec
+from rlinf_actors.wire.values import Claim, Identity, WorkerSpec
 
 
 def template(env=None, **more):
@@ -81,8 +81,9 @@ def arms(*infos):
     """The claims of workers that have one arm each, on a node with these arms."""
     node = NodeInfo(["lab"], 3, ray_id="node-x", hardware_resources=[HardwareResource("SpecArm", list(infos))])
     lab = NodeGroupInfo("lab", [node], hardware_type="SpecArm")
+    nodes = {3: node, 4: NodeInfo([], 4, ray_id="node-y")}
     cluster = types.SimpleNamespace(
-        get_node_group=lambda label: lab, get_node_info=lambda rank: node, num_nodes=1, num_accelerators=0
+        get_node_group=lambda label: lab, get_node_info=nodes.__getitem__, num_nodes=1, num_accelerators=0
     )
     places = [Placement(rank, 3, 0, local_hardware_ranks=[rank], node_group_label="lab") for rank in range(len(infos))]
     return [spec.claims for spec in worker_specs(template(), places, cluster)]
@@ -92,12 +93,34 @@ class NamedArm(HardwareInfo):
     identity = "10.1.1.1"
 
 
+def known(cls, *identities):
+    arm = cls("SpecArm", "v1")
+    arm.identities = identities
+    return arm
+
+
 class TestClaims:
-    def test_claim_names_an_arm_by_its_identity_or_its_place_on_the_node(self):
-        assert arms(NamedArm("SpecArm", "v1"), HardwareInfo("SpecArm", "v1")) == [
+    def test_claim_names_an_arm_by_its_identity(self):
+        assert arms(NamedArm("SpecArm", "v1"), known(NamedArm, Identity("SN 7"))) == [
             (Claim("SpecArm:10.1.1.1", "SpecArm 10.1.1.1"),),
-            (Claim("SpecArm:node-x:1", "SpecArm 1 of node 3"),),
+            (Claim("SN 7", "SpecArm 10.1.1.1"),),
         ]
+
+    def test_claim_of_an_arm_of_a_node_has_no_place_in_a_list(self):
+        can0, can1 = (known(HardwareInfo, Identity(name, 3)) for name in ("can0", "can1"))
+        assert arms(can1, can0) == [*arms(can1), *arms(can0)]
+        assert arms(can0) == [(Claim("node-x:can0", "SpecArm can0 of node 3"),)]
+
+    def test_claim_of_an_arm_that_another_node_drives_is_of_that_node(self):
+        assert arms(known(NamedArm, Identity("can0", 4))) == [(Claim("node-y:can0", "SpecArm 10.1.1.1"),)]
+
+    def test_arm_with_two_identities_is_claimed_by_both(self):
+        both = arms(known(HardwareInfo, Identity("10.0.0.1"), Identity("fd00::1")))
+        assert [claim.key for claim in both[0]] == ["10.0.0.1", "fd00::1"]
+
+    def test_node_counts_as_one_of_the_arms_without_identity(self):
+        arm = HardwareInfo("SpecArm", "v1")
+        assert arms(arm, arm) == [(Claim("node-x:SpecArm", "SpecArm of node 3"),)] * 2
 
     def test_types_that_may_be_shared_are_not_claimed(self, monkeypatch):
         monkeypatch.setattr(registry, "_hardware", {})

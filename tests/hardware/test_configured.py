@@ -18,7 +18,7 @@ from rlinf_actors.hardware.configured import info_of, piece_of
 from rlinf_actors.hardware.probe_report import ReportedInfo
 from rlinf_actors.hardware.robots.franka import FrankaConfig, FrankaHWInfo
 from rlinf_actors.model.hardware import HardwareConfig, HardwareInfo
-from rlinf_actors.wire.values import Piece
+from rlinf_actors.wire.values import Identity, Piece
 
 
 class Grip(enum.Enum):
@@ -78,7 +78,7 @@ def test_an_info_survives_the_wire(info: HardwareInfo) -> None:
     found = info_of(travelled(info))
     assert found == info
     assert type(found) is type(info)
-    assert (found.identity, found.claim_keys) == (info.identity, info.claim_keys)
+    assert found.identity == info.identity
     if isinstance(found, Info) and isinstance(info, Info):
         assert type(found.config) is type(info.config)
 
@@ -89,11 +89,21 @@ def test_a_value_that_is_not_plain_arrives_as_text() -> None:
     assert found.path == {"at": "/x", "3": ["y"]}
 
 
-def test_an_unknown_class_keeps_its_values_and_keys() -> None:
+@pytest.mark.parametrize("cls", ["", "lab_pkg:ArmInfo"])
+def test_identities_are_those_that_the_node_found(cls: str) -> None:
+    info = Info("Arm", "v1", Base(3, "/dev/a"))
+    info.identities = (Identity("ttyUSB0", 3), Identity("SN 7"))
+    piece = travelled(info)
+    found = info_of(msgspec.structs.replace(piece, cls=cls or piece.cls))
+    assert isinstance(found, ReportedInfo if cls else Info)
+    assert list(info_of(travelled(found)).identities) == list(info.identities)
+
+
+def test_an_unknown_class_keeps_its_values_and_name() -> None:
     piece = msgspec.structs.replace(travelled(Info("Arm", "v1", Special(3, "/dev/a"))), cls="lab_pkg:ArmInfo")
     found = info_of(piece)
     assert isinstance(found, ReportedInfo)
-    assert (found.type, found.model, found.identity, found.claim_keys) == ("Arm", "v1", "/dev/a", ["Arm:/dev/a"])
+    assert (found.type, found.model, found.identity) == ("Arm", "v1", "/dev/a")
     assert found.detail["config"] == Special(3, "/dev/a")
     again = info_of(travelled(found))
     assert (again, again.identity) == (found, "/dev/a")

@@ -113,6 +113,7 @@ from rlinf_actors.wire.values import (
     GroupState,
     HardwareAnswer,
     HardwareQuestion,
+    Identity,
     NodeReport,
     NodeState,
     Piece,
@@ -128,7 +129,7 @@ SPEC = WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"A": "1"})
 STATE = WorkerState("w-0", 0, 0, "127.0.0.1", "running", 7, Endpoint("key", "ipc:///x", "tcp://127.0.0.1:1"))
 
 QUESTION = HardwareQuestion("Arm", 1, "[{}]", env={"A": "1"}, extensions=[Extension("lab", "g", "lab 1.0")])
-ANSWER = HardwareAnswer([Piece("Arm", "v1", "lab:Info", "{}", "ip", ["Arm:ip"])])
+ANSWER = HardwareAnswer([Piece("Arm", "v1", "lab:Info", "{}", "ip", [Identity("ip", 1)])])
 STACKS = WorkerStacks(
     "w-0", "step", 5.5, 1, [Wait("recv() from g:1", 3.5, ["g:1"], "MainThread", True, 9.0)],
     [Stack("MainThread", [StackFrame("/a.py", 3, "C.step")]), Stack("t", is_task=True, count=3)], 2,

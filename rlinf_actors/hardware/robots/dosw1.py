@@ -8,6 +8,7 @@ from typing import ClassVar
 from rlinf_actors.hardware.robots.robot import Robot
 from rlinf_actors.hardware.robots.robot_config import RobotConfig, TcpPort, host_of
 from rlinf_actors.model.hardware import HardwareInfo
+from rlinf_actors.wire.values import Identity
 
 
 @dataclass
@@ -35,6 +36,10 @@ class DOSW1Config(RobotConfig):
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("robot_url",)
 
+    def identities(self, path: str = "") -> list[Identity]:
+        """Return those of the arms' servers: one host may have the servers of several robots."""
+        return [one for arm in self.links() for one in self._at(arm.host, f"{path}robot_url", self.node_rank, arm.port)]
+
     def links(self) -> list[TcpPort]:
         """Return the ports of the two arms' servers, which the robot's node tries to reach.
 
@@ -52,9 +57,8 @@ class DOSW1HWInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """The robot's host; "" for a loopback address, because such an address means another robot on each node."""
-        host = host_of(self.config.robot_url)
-        return "" if host in ("localhost", "::1") or host.startswith("127.") else host
+        """The robot's host, as the configuration has it."""
+        return host_of(self.config.robot_url)
 
 
 class DOSW1(Robot):

@@ -10,6 +10,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.robots.robot import Robot
 from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, TcpPort, host_of, port_of
 from rlinf_actors.model.hardware import HardwareInfo
+from rlinf_actors.wire.values import Identity
 
 CONTROL_PORT = 1337
 """TCP port of an arm's control box (libfranka, research_interface::robot::kCommandPort)."""
@@ -37,6 +38,18 @@ class _FrankaArms(RobotConfig):
         why = "a Robotiq gripper needs its serial device (/dev/ttyUSB0) or host[:port]"
         return {field: why for field, connection in self._robotiq(self.SIDES) if not connection}
 
+    def identities(self, path: str = "") -> list[Identity]:
+        """Return those of the arms. An arm whose address only the node that drives it knows is that node's Franka."""
+        found: set[Identity] = set()
+        for side in self.SIDES:
+            field, driver = f"{side}robot_ip", self._driver(side)
+            address = getattr(self, field)
+            arm = self._at(address, path + field, driver) if address else [Identity("Franka", driver)]
+            if address and not found.isdisjoint(arm):
+                raise ConfigError(f"is {address}, which is the arm of {self.SIDES[0]}robot_ip", path=path + field)
+            found.update(arm)
+        return sorted(found, key=str)
+
     def links(self) -> list[TcpPort]:
         """Return the TCP ports of control boxes and of grippers on the network, which the robot's node tries to reach.
 
@@ -60,7 +73,7 @@ class _FrankaArms(RobotConfig):
         return {field: connection for field, connection in connections if connection and connection.startswith("/")}
 
     def _driven_here(self) -> list[str]:
-        return [side for side in self.SIDES if getattr(self, f"{side}controller_node_rank") in (None, self.node_rank)]
+        return [side for side in self.SIDES if self._driver(side) == self.node_rank]
 
     def _robotiq(self, sides: Sequence[str]) -> list[tuple[str, str | None]]:
         fields = [f"{side}gripper_connection" for side in sides if getattr(self, f"{side}gripper_type") == "robotiq"]
@@ -100,7 +113,7 @@ class FrankaHWInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """Address of the arm's control box, by which the cluster identifies the arm."""
+        """Address of the arm's control box, as the configuration has it."""
         return self.config.robot_ip or ""
 
 
@@ -183,15 +196,9 @@ class DualFrankaHWInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """Addresses of both control boxes, joined by ``+``, by which the cluster identifies the two arms."""
+        """Addresses of both control boxes, as the configuration has them, joined by ``+``."""
         addresses = (self.config.left_robot_ip, self.config.right_robot_ip)
         return "+".join(map(str, addresses)) if all(addresses) else ""
-
-    @property
-    def claim_keys(self) -> list[str]:
-        """The keys that both arms would have as single Frankas, so that no other group can claim one of the arms."""
-        addresses = (self.config.left_robot_ip, self.config.right_robot_ip)
-        return [f"{Franka.HW_TYPE}:{address}" for address in addresses if address]
 
 
 class DualFranka(Robot):

@@ -10,6 +10,7 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.robots.robot import Robot
 from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo
+from rlinf_actors.wire.values import Identity
 
 
 @dataclass
@@ -55,21 +56,21 @@ class GimArmConfig(RobotConfig):
         """Return the cameras whose serial numbers are given."""
         return [cameras for cameras in super().cameras() if cameras.serials is not None]
 
+    def identities(self, path: str = "") -> list[Identity]:
+        """Return that of the CAN interface, on the node that drives the arm."""
+        return [Identity(self.can_interface, self._driver())]
+
     def can_interfaces(self) -> Mapping[str, str]:
         """Return a mapping of the field's name to the CAN interface, which has to be up on the arm's node.
 
         Return {} if another node drives the arm.
         """
-        here = self.controller_node_rank in (None, self.node_rank)
-        return {"can_interface": self.can_interface} if here else {}
+        return {"can_interface": self.can_interface} if self._driver() == self.node_rank else {}
 
 
 @dataclass
 class GimArmHWInfo(HardwareInfo):
-    """A GimArm. The worker that is placed on the arm reads its CAN interface and cameras from ``config``.
-
-    It has no ``identity``, because the name of a CAN interface is unique only on its node.
-    """
+    """A GimArm. The worker that is placed on the arm reads its CAN interface and cameras from ``config``."""
 
     config: GimArmConfig
 

@@ -175,6 +175,7 @@ class Robot(Hardware):
             return None  # all configured robots are on other nodes
         else:
             filled = auto.robots(node_rank)
+        identities = [config.identities(f"configs[{index}].") for index, config in enumerate(filled)]
         faults = [
             *_shared(filled),
             *(
@@ -193,6 +194,8 @@ class Robot(Hardware):
             cls.INFO(cls.HW_TYPE, "_".join([cls.HW_TYPE, *config.variant()]), _with_cameras(config, machine))
             for config in filled
         ]
+        for info, known in zip(infos, identities, strict=True):
+            info.identities = known
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.hardware.identity import address_identities
 from rlinf_actors.model.hardware import HardwareConfig
+from rlinf_actors.wire.values import Identity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -96,6 +98,23 @@ class RobotConfig(HardwareConfig):
     def variant(self) -> Sequence[str]:
         """Return the maker's name of the robot's variant, which becomes part of the model; [] without variants."""
         return []
+
+    def identities(self, path: str = "") -> list[Identity]:
+        """Return what tells the robot from all others; by default a node has one robot of the type.
+
+        Resolves names. Raise ConfigError, whose path begins with *path*, for a name without an address.
+        """
+        return [Identity(type(self).__name__.removesuffix("Config"), self.node_rank)]
+
+    def _at(self, host: str, path: str, node_rank: int, port: int | None = None) -> list[Identity]:
+        """Return the identities of what node *node_rank* reaches at *host*."""
+        here, required = node_rank == self.node_rank, not self.disable_validate
+        return address_identities(host, node_rank, port, path=path, here=here, required=required)
+
+    def _driver(self, side: str = "") -> int:
+        """Return the cluster rank of the node that drives the arm. *side* is the prefix of the arm's fields."""
+        rank: int | None = getattr(self, f"{side}controller_node_rank")
+        return self.node_rank if rank is None else rank
 
     def missing(self) -> Mapping[str, str]:
         """Return the fields that are not given although the value of another field requires them.
