@@ -92,7 +92,7 @@ class ClaimTable:
         for claim in claims:
             for held in self._claims.get(claim.key, {}).values():
                 if held.group is not group and not _share(held, claim, namespace):
-                    raise Refused(IN_USE, self._refusal(held), robot=claim.key)
+                    raise Refused(IN_USE, self._refusal(held, claim), robot=claim.key)
 
     def states(self, now: float) -> list[LeaseState]:
         """Return the states of the first SHOWN robots that groups hold, sorted by the robot's key."""
@@ -170,10 +170,11 @@ class ClaimTable:
             self._lost_on.discard(held.worker.node_id, (key, worker_id))
             self._head.timers.cancel(held.timer)
 
-    def _refusal(self, held: HardwareClaim) -> str:
+    def _refusal(self, held: HardwareClaim, asked: Claim) -> str:
         now = self._head.now
+        known_as = "" if held.claim.title == asked.title else f" as {held.claim.title}"
         text = (
-            f"{held.claim.title} is held by group {held.group.name!r} of job {held.group.namespace!r}, "
+            f"{asked.title} is held by group {held.group.name!r} of job {held.group.namespace!r}{known_as}, "
             f"{owner_clause(self._head, held.group)}; its worker {held.worker_name} on node {held.node} "
             f"has had it for {duration(now - held.since)}"
         )

@@ -66,6 +66,16 @@ def test_launch_with_one_taken_robot_is_refused_and_names_the_owner():
     assert isinstance(lab.claim(claims=((OTHER,),)), Launched)
 
 
+def test_refusal_says_what_the_holder_calls_the_robot():
+    lab = Lab()
+    lab.claim(peer="d2", group="arms")
+    named = msgspec.structs.replace(ARM, title="Franka left-arm")
+    text = refused(lab.claim(claims=((named,),)))
+    assert text.startswith(
+        "Franka left-arm is held by group 'arms' of job 'other' as Franka 10.0.1.1, owned by a driver"
+    )
+
+
 def test_refusal_describes_remote_worker_and_ended_owners():
     lab = Lab()
     lab.claim()
