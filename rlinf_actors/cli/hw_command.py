@@ -177,10 +177,11 @@ def _show_robots(robots: RobotScan) -> None:
     _section(("CAN", "STATE"), [(name, fault or "up") for name, fault in robots.can.items()], "no CAN interface")
     _section(("SERIAL DEVICE", "IS"), list(robots.serial.items()), "no serial device with a name of its own")
     _section(
-        ("ROBOT", "VALUES", "STATE"),
+        ("ROBOT", "VALUES", "STATE", "IDENTITY"),
         [
-            (one.type, " ".join(f"{k}={v}" for k, v in one.values.items()), "; ".join(one.faults) or "answers")
-            for one in robots.robots
+            (r.type, " ".join(f"{k}={v}" for k, v in r.values.items()), state, ", ".join(r.identity))
+            for r in robots.robots
+            for state in ["; ".join(r.faults) or "answers"]
         ],
         "the environment names no robot (ROBOT_IP, CAN_INTERFACE, ROBOT_URL, LEFT_ROBOT_IP and RIGHT_ROBOT_IP)",
     )

@@ -38,15 +38,22 @@ def test_json_has_hardware_and_robots():
     assert found["num_cpus"] == len(os.sched_getaffinity(0))
     assert {"hostname", "accelerators", "interfaces", "faults", "memory_bytes"} < set(found)
     robots = {one["type"]: one for one in found["robots"]["robots"]}
-    assert robots["Franka"] == {"type": "Franka", "values": {"robot_ip": "127.0.0.1"}, "faults": []}
+    franka = {
+        "type": "Franka",
+        "values": {"robot_ip": "127.0.0.1"},
+        "faults": [],
+        "identity": ["localhost of this node"],
+    }
+    assert robots["Franka"] == franka
     assert "can77, which this node does not have" in robots["GimArm"]["faults"][0]
+    assert robots["GimArm"]["identity"] == ["can77 of this node"]
     assert json.loads(command("--json").stdout)["robots"] is None
 
 
 def test_default_output_is_a_table():
     run = command("--robots", ROBOT_IP="127.0.0.1")
     assert run.returncode == 0
-    assert "Franka  robot_ip=127.0.0.1  answers" in run.stdout
+    assert "Franka  robot_ip=127.0.0.1  answers  localhost of this node" in run.stdout
     assert "no accelerator was found" in run.stderr or "TYPE" in run.stdout
 
 

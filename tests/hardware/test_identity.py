@@ -23,7 +23,9 @@ from rlinf_actors.hardware.identity import on_its_node
 from rlinf_actors.hardware.robots.dosw1 import DOSW1
 from rlinf_actors.hardware.robots.franka import DualFranka, Franka
 from rlinf_actors.hardware.robots.robot import Robot
+from rlinf_actors.hardware.robots.robot_checks import CheckedMachine
 from rlinf_actors.hardware.robots.robot_config import RobotConfig
+from rlinf_actors.hardware.robots.scan import scan
 
 NAMES = {
     "franka-left": ["10.0.0.5"],
@@ -168,3 +170,16 @@ def test_enumeration_says_which_robot_each_is() -> None:
     assert found is not None
     assert [info.identities for info in found.infos] == [[Identity("localhost", 0)], [Identity("10.0.0.5")]]
     assert [info.identity for info in found.infos] == ["localhost", "10.0.0.5"]
+
+
+def test_scan_says_which_robot_each_is_or_why_not(tmp_path: Path) -> None:
+    machine = CheckedMachine(tmp_path, tmp_path)
+    off = {"DISABLE_VALIDATE": "true"}
+    found = scan({**off, "CAN_INTERFACE": "can1", "ROBOT_IP": "franka-left", "ROBOT_URL": "robot"}, machine)
+    assert {one.type: one.identity for one in found.robots} == {
+        "Franka": ["10.0.0.5"],
+        "GimArm": ["can1 of this node"],
+        "DOSW1": ["robot port 50051 of this node", "robot port 50053 of this node"],
+    }
+    (fault,) = scan({"ROBOT_IP": "franka-right"}, machine).faults
+    assert fault.startswith("Franka: robot_ip: is the name 'franka-right', which has no address here")

@@ -53,12 +53,13 @@ class FoundCamera:
 class FoundRobot:
     """A robot that environment variables of this machine describe.
 
-    ``values`` has its fields as text; ``faults`` has a sentence for each fault of a field.
+    ``values`` has its fields as text, ``faults`` a sentence for each fault, ``identity`` what tells it from all others.
     """
 
     type: str
     values: dict[str, str]
     faults: list[str] = field(default_factory=list)
+    identity: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,17 @@ def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:
         found.serial[str(link)] = str(link.resolve())
     for kind, config_class in _NAMED.items():
         try:
-            robots = RobotAutoConfig.from_environ(config_class, environ).robots(0)
+            named = RobotAutoConfig.from_environ(config_class, environ).robots(0)
+            robots = [(robot, robot.identities()) for robot in named]
         except ConfigError as error:
             if any(name.upper() in found.variables for name in config_class.REQUIRED):
                 found.faults.append(f"{kind}: {error}")
             continue
-        for robot in robots:
+        for robot, identities in robots:
             values = {name: _text(value) for name, value in robot.as_values().items() if name != "node_rank"}
             faults = [] if robot.disable_validate else faults_of(robot, machine)
-            found.robots.append(FoundRobot(kind, values, [f"{fault.field} {fault.text}" for fault in faults]))
+            identity = [one.name if one.node_rank is None else f"{one.name} of this node" for one in identities]
+            found.robots.append(FoundRobot(kind, values, [f"{fault.field} {fault.text}" for fault in faults], identity))
     return found
 
 
