@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlinf_actors import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig
+from rlinf_actors import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig, device_identity
 
 HW_TYPE = "LeRobotArm"
 
@@ -27,7 +27,7 @@ class LeRobotArmInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """LeRobot's id of the arm."""
+        """LeRobot's id of the arm, for people."""
         return self.config.id
 
 
@@ -39,8 +39,10 @@ class LeRobotArm(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[LeRobotArmConfig] | None = None) -> HardwareResource | None:
-        """Return the arms that are configured for a node."""
+        """Return the arms that are configured for a node. Its serial device tells an arm from others."""
         infos = [LeRobotArmInfo(cls.HW_TYPE, "SO-101", entry) for entry in configs or ()]
+        for info in infos:
+            info.identities = [device_identity(info.config.port, node_rank)]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlinf_actors.hardware.identity import address_identities
 from rlinf_actors.hardware.registry import Hardware, NodeHardwareConfig
 from rlinf_actors.model.hardware import HardwareConfig, HardwareInfo, HardwareResource
+from rlinf_actors.net.host import split_address
 
 HW_TYPE = "SimulatedArm"
 
@@ -29,7 +31,7 @@ class SimulatedArmInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """The address of the arm. The head uses it to give the arm to only one group at a time."""
+        """The address of the arm, as the configuration has it."""
         return self.address
 
 
@@ -43,4 +45,7 @@ class SimulatedArmHardware(Hardware):
     def enumerate(cls, node_rank: int, configs: Sequence[SimulatedArmConfig] | None = None) -> HardwareResource | None:
         """Return the simulated arms that are configured for a node, or None if there are none."""
         infos = [SimulatedArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
+        for index, info in enumerate(infos):
+            host, port = split_address(info.address, path := f"configs[{index}].address")
+            info.identities = address_identities(host, node_rank, port, path=path)
         return HardwareResource(cls.HW_TYPE, infos) if infos else None

@@ -44,8 +44,33 @@ class LeasedArm(Hardware):
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 
+@NodeHardwareConfig.register_hardware_config("BareArm")
+@dataclass
+class BareArmConfig(HardwareConfig):
+    address: str = ""
+
+
+@Hardware.register()
+class BareArm(Hardware):
+    """Does not say which arm is which."""
+
+    HW_TYPE = "BareArm"
+
+    @classmethod
+    def enumerate(cls, node_rank: int, configs: Sequence[BareArmConfig] | None = None) -> HardwareResource | None:
+        infos = [HardwareInfo(cls.HW_TYPE, arm.address) for arm in configs or ()]
+        return HardwareResource(cls.HW_TYPE, infos) if infos else None
+
+
 def register() -> None:
     """For RLINF_EXT_MODULE: the import has done it."""
+
+
+def owning(kind: str, *entries: dict) -> dict:
+    """One node with the arms of these entries."""
+    configs = [{"node_rank": 0, **entry} for entry in entries]
+    lab = {"label": "lab", "node_ranks": 0, "hardware": {"type": kind, "configs": configs}}
+    return {"num_nodes": 1, "node_groups": [lab]}
 
 
 def config() -> dict:

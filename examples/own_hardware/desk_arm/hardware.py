@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from desk_arm.link import ask
-from rlinf_actors import ConfigError, Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig
+from rlinf_actors import (
+    ConfigError,
+    Hardware,
+    HardwareConfig,
+    HardwareInfo,
+    HardwareResource,
+    NodeHardwareConfig,
+    device_identity,
+)
 
 
 @NodeHardwareConfig.register_hardware_config("DeskArm")
@@ -44,7 +52,7 @@ class DeskArmInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """The serial number, so that two groups cannot claim one arm under two ports."""
+        """The serial number, for people."""
         return self.serial
 
 
@@ -56,7 +64,10 @@ class DeskArm(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[DeskArmConfig] | None = None) -> HardwareResource | None:
-        """Ask each arm for its serial number. An error names the entry; the caller adds the node."""
+        """Ask each arm for its serial number. An error names the entry; the caller adds the node.
+
+        The device tells an arm from others, under whatever name a job knows it, and also if the check is skipped.
+        """
         infos = []
         for index, config in enumerate(configs or ()):
             try:
@@ -64,6 +75,7 @@ class DeskArm(Hardware):
             except OSError as error:
                 raise ConfigError(f"no arm answers at {config.port}: {error}", path=f"configs[{index}].port") from None
             infos.append(DeskArmInfo(cls.HW_TYPE, "Desk 1", serial, config))
+            infos[-1].identities = [device_identity(config.port, node_rank)]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 
