@@ -21,7 +21,7 @@ from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import enumerate_values, info_of, merge, piece_of, section_error, values_of
-from rlinf_actors.hardware.identity import identities_of, on_its_node
+from rlinf_actors.hardware.identity import identities_of, on_its_host
 from rlinf_actors.hardware.probe_report import holds_accelerators
 from rlinf_actors.hardware.registry import hardware_classes, hardware_types, is_exclusive
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo, HardwareResource, is_accelerator_type
@@ -167,14 +167,21 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
         else:
             resource = _resource(query, answer.answer)
         merge(found.setdefault(query.state.rank, []), resource)
-    _settle_identities(found, {node.node_rank: node for node in infos})
+    first = dict[str, int]()  # rank by host: agentds of one host have the same devices and loopback addresses
+    for state in sorted(states, key=lambda one: one.rank):
+        first.setdefault(state.report.host, state.rank)
+    homes = {state.rank: first[state.report.host] for state in states}
+    _settle_identities(found, {node.node_rank: node for node in infos}, homes)
     return [_with_hardware(node, found.get(node.node_rank, ())) for node in infos]
 
 
-def _settle_identities(found: Mapping[int, Sequence[HardwareResource]], nodes: Mapping[int, NodeInfo]) -> None:
-    """Give robots at different addresses of one node the same identity, in place.
+def _settle_identities(
+    found: Mapping[int, Sequence[HardwareResource]], nodes: Mapping[int, NodeInfo], homes: Mapping[int, int]
+) -> None:
+    """Give robots at different addresses of one host the same identity, in place.
 
-    Raise ConfigError if the configuration names the same robot twice; else two workers could move the robot.
+    *homes* maps the rank of each node to the lowest rank on its host. Raise ConfigError if the configuration names the
+    same robot twice; else two workers could move the robot.
     """
     owners = dict[object, tuple[str, str]]()
     ranks = {node.node_ip: rank for rank, node in nodes.items()}
@@ -183,7 +190,7 @@ def _settle_identities(found: Mapping[int, Sequence[HardwareResource]], nodes: M
         for resource in resources:
             for number, info in enumerate(resource.infos if is_exclusive(resource.type) else ()):
                 where = f"{resource.type} {number} of node {rank}"
-                info.identities = [on_its_node(one, near) for one in info.identities]
+                info.identities = [on_its_host(one, near, homes) for one in info.identities]
                 for one in identities_of(info):
                     other, name = owners.setdefault(one, (where, info.identity))
                     if other != where:

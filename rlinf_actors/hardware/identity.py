@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import HardwareInfo
@@ -55,8 +56,15 @@ def identities_of(info: HardwareInfo) -> list[Identity]:
     return list(info.identities) or [Identity(f"{info.type}:{name}") for name in [str(info.identity)] if name]
 
 
-def on_its_node(identity: Identity, ranks: dict[str, int]) -> Identity:
-    """Return *identity*. If it is a node's own address, which *ranks* maps to the node, return that node's loopback."""
+def on_its_host(identity: Identity, ranks: Mapping[str, int], homes: Mapping[int, int]) -> Identity:
+    """Return *identity* as all nodes of its host have it.
+
+    *ranks* maps the own addresses of nodes to their ranks: such an address is that node's loopback. *homes* maps the
+    rank of each node to the lowest rank on its host.
+    """
     host, *port = identity.name.partition(_PORT)
-    rank = ranks.get(host) if identity.node_rank is None else None
-    return identity if rank is None else Identity(_LOOPBACK + "".join(port), rank)
+    rank = ranks.get(host) if identity.node_rank is None else identity.node_rank
+    if rank is None:
+        return identity
+    name = identity.name if identity.node_rank is not None else _LOOPBACK + "".join(port)
+    return Identity(name, homes.get(rank, rank))

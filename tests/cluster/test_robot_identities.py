@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rlinf_actors import ConfigError, FrankaConfig, HardwareInfo, Identity
 from rlinf_actors.cluster.cluster_nodes import ask_nodes
@@ -15,9 +17,10 @@ from rlinf_actors.hardware.robots.franka import Franka
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware
 from rlinf_actors.wire.values import HardwareAnswer, NodeReport, NodeState
 
+INTERFACES = {"eth1": "172.17.0.1"}
 NODES = [
     NodeState(
-        NodeReport(f"id{rank}", "far", f"10.0.0.{rank}", "h", 8, 0, "3.11", "py", interfaces={"eth1": "172.17.0.1"}),
+        NodeReport(f"id{rank}", "far", f"10.0.0.{rank}", f"h{rank}", 8, 0, "3.11", "py", interfaces=INTERFACES),
         "inc",
         rank,
         "ready",
@@ -27,7 +30,7 @@ NODES = [
 ]
 
 
-async def found(*arms: tuple[int, str]) -> list[list[Identity]]:
+async def found(*arms: tuple[int, str], nodes: Sequence[NodeState] = NODES) -> list[list[Identity]]:
     """Return the identities of Frankas, each given as its node's rank and its address there."""
     entries = [{"node_rank": rank, "robot_ip": address} for rank, address in arms]
     lab = {"label": "lab", "node_ranks": "0-1", "hardware": {"type": "Franka", "configs": entries}}
@@ -39,8 +42,8 @@ async def found(*arms: tuple[int, str]) -> list[list[Identity]]:
         assert resource is not None
         return Enumerated(HardwareAnswer([piece_of(info) for info in resource.infos]))
 
-    nodes = await ask_nodes(config, NODES, ask)
-    return [list(info.identities) for node in nodes for info in node.get_hardware_infos("Franka")]
+    found = await ask_nodes(config, nodes, ask)
+    return [list(info.identities) for node in found for info in node.get_hardware_infos("Franka")]
 
 
 async def test_one_robot_with_two_names_on_a_node_is_refused() -> None:
@@ -49,7 +52,13 @@ async def test_one_robot_with_two_names_on_a_node_is_refused() -> None:
         await found((1, "localhost"), (1, "127.0.0.1"))
 
 
-async def test_loopback_addresses_of_two_nodes_are_two_robots() -> None:
+async def test_one_loopback_address_of_two_nodes_of_one_host_is_one_robot() -> None:
+    nodes = [replace(node, report=replace(node.report, host="h")) for node in NODES]
+    with pytest.raises(ConfigError, match="Franka 0 of node 0 and Franka 0 of node 1 are the same robot, "):
+        await found((0, "127.0.0.1"), (1, "localhost"), nodes=nodes)
+
+
+async def test_loopback_addresses_of_two_hosts_are_two_robots() -> None:
     assert await found((0, "127.0.0.1"), (1, "127.0.0.1")) == [[Identity("localhost", 0)], [Identity("localhost", 1)]]
 
 

@@ -19,7 +19,7 @@ from rlinf_actors import (
     device_identity,
 )
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.identity import on_its_node
+from rlinf_actors.hardware.identity import on_its_host
 from rlinf_actors.hardware.robots.dosw1 import DOSW1
 from rlinf_actors.hardware.robots.franka import DualFranka, Franka
 from rlinf_actors.hardware.robots.robot import Robot
@@ -104,10 +104,10 @@ def test_a_device_is_one_by_all_its_links(tmp_path: Path) -> None:
 def test_a_nodes_own_address_is_its_loopback_for_all_nodes() -> None:
     ranks = {"10.0.0.9": 2, "fd00::9": 2}
     for host in ("10.0.0.9", "fd00::9"):
-        assert on_its_node(*address_identities(host, 0), ranks) == Identity("localhost", 2)
-        assert on_its_node(*address_identities(host, 0, 80), ranks) == Identity("localhost port 80", 2)
+        assert on_its_host(*address_identities(host, 0), ranks, {}) == Identity("localhost", 2)
+        assert on_its_host(*address_identities(host, 0, 80), ranks, {}) == Identity("localhost port 80", 2)
     for other in (Identity("10.0.0.8"), Identity("10.0.0.9", 1), Identity("10.0.0.99 port 80")):
-        assert on_its_node(other, ranks) == other
+        assert on_its_host(other, ranks, {}) == other
 
 
 @pytest.mark.parametrize(
