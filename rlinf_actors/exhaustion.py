@@ -63,6 +63,22 @@ def cause(error: BaseException) -> str:
     return ""
 
 
+own_threads: set[int] = set()
+"""Idents of the OwnThreads that run. The guard of a robot worker does not hold them."""
+
+
+class OwnThread(threading.Thread):
+    """A thread of the runtime that runs no function of the user."""
+
+    def run(self) -> None:
+        """Run the target as one of `own_threads`."""
+        own_threads.add(threading.get_ident())
+        try:
+            super().run()
+        finally:
+            own_threads.discard(threading.get_ident())
+
+
 def start(thread: threading.Thread) -> None:
     """Start a thread.
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from rlinf_actors import exhaustion
 from rlinf_actors.errors import EndedError, GroupClosedError
 from rlinf_actors.messaging import addressing, contents
 from rlinf_actors.messaging.broadcast_group import BroadcastGroup, GroupSend
@@ -234,7 +235,7 @@ class BroadcastTree:
         with self._lock:
             if self._steps is None and blocks:
                 self._steps = queue.SimpleQueue()
-                threading.Thread(
+                exhaustion.OwnThread(
                     target=_call_steps, args=(self._steps, self._broke), name="rlinf-actors-broadcast", daemon=True
                 ).start()
             steps = self._steps

@@ -285,7 +285,7 @@ def _keeper() -> queue.SimpleQueue[Any]:
     one.
     """
     dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    exhaustion.start(threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
+    exhaustion.start(exhaustion.OwnThread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
     return dropped
 
 

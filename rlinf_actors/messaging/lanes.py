@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rlinf_actors import exhaustion
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
 from rlinf_actors.messaging import process_groups
 from rlinf_actors.messaging.lane_store import LaneStore
@@ -73,7 +74,7 @@ class Lane:
         self._closed: Callable[[], Exception] | None = None
         self._ended = threading.Event()
         self._make: Callable[[], Wire] | None = make
-        self._thread = threading.Thread(target=self._run, name=f"rlinf-actors-lane-{name}", daemon=True)
+        self._thread = exhaustion.OwnThread(target=self._run, name=f"rlinf-actors-lane-{name}", daemon=True)
         self._thread.start()
 
     def post(self, job: LaneJob) -> None:
@@ -104,7 +105,7 @@ class Lane:
         self._release()
         if wire is not None:
             # on a thread: NCCL's abort waits for its kernels, and this may be the loop's thread
-            threading.Thread(
+            exhaustion.OwnThread(
                 target=process_groups.abort, args=(wire.group,), name="rlinf-actors-abort", daemon=True
             ).start()
 

@@ -301,7 +301,7 @@ class TensorReceiver:
                 facts = frames.Facts(ask.id, self._endpoint.host, "NO_ACCEL", [], [], False)
             self._reply(link, facts)
 
-        exhaustion.start(threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True))
+        exhaustion.start(exhaustion.OwnThread(target=answer, name="rlinf-actors-facts", daemon=True))
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> IncomingTensors:
         """Return the tensors beside a message that has arrived. `begin` then receives them. Loop thread only."""

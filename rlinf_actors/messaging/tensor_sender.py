@@ -128,7 +128,7 @@ class TensorSender:
             self.id = self.peer.listen(self._answered)
         self.peer.on_gone(self._fail)
         try:
-            exhaustion.start(threading.Thread(target=self._ask, name="rlinf-actors-ask", daemon=True))
+            exhaustion.start(exhaustion.OwnThread(target=self._ask, name="rlinf-actors-ask", daemon=True))
         except RuntimeError as error:
             self._ask_without_device(error)
         return True
@@ -246,7 +246,7 @@ class TensorSender:
         The caller has set `_sending` before.
         """
         try:
-            exhaustion.start(threading.Thread(target=self._send_waiting, name="rlinf-actors-tensors", daemon=True))
+            exhaustion.start(exhaustion.OwnThread(target=self._send_waiting, name="rlinf-actors-tensors", daemon=True))
         except RuntimeError as error:
             with self._lock:
                 self._sending = False

@@ -254,7 +254,7 @@ class BulkEngine:
                 self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._epoll.register(self._wake, _IN)
                 for number in range(STREAMS):
-                    thread = threading.Thread(target=self._run, name=f"rlinf-actors-bulk-{number}", daemon=True)
+                    thread = exhaustion.OwnThread(target=self._run, name=f"rlinf-actors-bulk-{number}", daemon=True)
                     exhaustion.start(thread)
                     self._threads.append(thread)
             fd = stream.sock.fileno()

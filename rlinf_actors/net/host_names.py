@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_actors.exhaustion import start
+from rlinf_actors.exhaustion import OwnThread, start
 from rlinf_actors.net.loop import call_threadsafe
 
 Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
@@ -34,7 +33,7 @@ def look_up(host: str, port: int, tell: Callable[[list[Address] | OSError], obje
             tell(found)
 
     try:
-        start(threading.Thread(target=run, name=f"looking up {host}", daemon=True))
+        start(OwnThread(target=run, name=f"looking up {host}", daemon=True))
     except RuntimeError as error:
         tell(OSError(str(error)))
 

@@ -196,7 +196,7 @@ class IoThread:
         self._submitting = threading.RLock()
         self._stopped = False
         self._under_way: set[concurrent.futures.Future[Any]] = set()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = exhaustion.OwnThread(target=self._run, name=name, daemon=True)
         try:
             exhaustion.start(self._thread)
         except RuntimeError:

@@ -92,7 +92,7 @@ class Postman:
                 return
             heapq.heappush(self._due, (due, next(self._numbers), owner, deliver))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rlinf-actors-net-emulation", daemon=True)
+                self._thread = exhaustion.OwnThread(target=self._run, name="rlinf-actors-net-emulation", daemon=True)
                 exhaustion.start(self._thread)
             if self._due[0][3] is deliver:
                 self._changed.notify_all()

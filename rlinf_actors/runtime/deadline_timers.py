@@ -70,7 +70,7 @@ class DeadlineTimers:
         with self._changed:
             if not self._running:
                 self._wakes = timer._at
-                exhaustion.start(threading.Thread(target=self._run, name="rlinf-actors-timers", daemon=True))
+                exhaustion.start(exhaustion.OwnThread(target=self._run, name="rlinf-actors-timers", daemon=True))
                 self._running = True
             if len(self._heap) > 64 + 2 * self._live:  # most were cancelled: free them before their time
                 self._heap = [known for known in self._heap if known._function is not None]

@@ -62,6 +62,8 @@ class WorkerContext(msgspec.Struct):
     made_in: int = msgspec.field(default_factory=lambda: forks.generation)  # a forked process inherits the context
     device_lock: DeviceLock | None = None  # None in a child
     guard: Guard | None = None  # of a robot worker
+    constructing: type | None = None  # the user's class, until the runtime has made its object
+    instance: Any = None  # that object; the user's code may make more of the class
     children: Children | None = None  # None in a child
     lease_page: LeasePage | None = None  # in a worker without robots None until user code asks for it
     connection: socket.socket | None = None  # of a child to its worker

@@ -11,32 +11,39 @@ House rules:
 * on_lease_lost runs once, or not at all if `_close` has returned. The process ends after it.
 * The guard takes no lock that a user's thread may hold, since the guard stops those threads.
 * Nothing may prevent on_lease_lost. Its thread is made at the start, since the process may be able to make none at the
-  end. An error before on_lease_lost is printed, and the guard continues.
+  end. A step before it that fails is skipped, and told afterwards.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import fcntl
+import inspect
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from _thread import allocate_lock
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from rlinf_actors import forks, procfs
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.exhaustion import OwnThread
 from rlinf_actors.exit_codes import LEASE_LOST
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker.leasepage import Alarm, Lease, LeasePage, LeasePageWriter, lost, suspended
-from rlinf_actors.worker.standstill import OURS, SIGNAL, ThreadStopper, waits_for_lock
+from rlinf_actors.worker.standstill import SIGNAL, ThreadStopper, release_conditions, waits_for_lock
+
+T = TypeVar("T")
 
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a process. A robot worker makes its robots safe before it ends."""
@@ -46,6 +53,9 @@ GUARD_S = 0.2
 """Least seconds that the guard has to say that it is at work, before the watchdog kills the worker."""
 HELD_S = 0.3
 """Most seconds from the end of the lease until on_lease_lost begins, whether the watchdog answers or not."""
+F_SETPIPE_SZ = 1031  # linux/fcntl.h
+ROOM_BYTES = 1 << 20
+"""Size of the pipes of stdout and stderr while on_lease_lost runs; 64 KiB before."""
 DONE_S = 0.1
 """Most seconds to wait for the watchdog at the end."""
 
@@ -83,8 +93,11 @@ class Guard:
         self._closed = False
         self._asked: list[str] = []
         self._threads = ThreadStopper()
-        self._hook_due = allocate_lock()
-        self._hook_due.acquire()
+        self._failed: list[str] = []  # steps of this guard
+        self._hook_due, self._hook_done = allocate_lock(), allocate_lock()
+        for lock in (self._hook_due, self._hook_done):
+            lock.acquire()
+        release_conditions()
         self._wakeup, signals = socket.socketpair()
         for end in (self._wakeup, signals):
             end.setblocking(False)
@@ -96,9 +109,10 @@ class Guard:
         signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
         forks.handled_in_parent([*ENDINGS, signal.SIGCONT], self._forget)
         self._catch_up()
-        self._hook = threading.Thread(target=self._call_hook, name=f"{OURS}on-lease-lost", daemon=True)
+        self._hook = threading.Thread(target=self._call_hook, name="rlinf-actors-on-lease-lost", daemon=True)
         self._hook.start()
-        threading.Thread(target=self._run, name=f"{OURS}guard", daemon=True).start()
+        self._threads.spared.append(self._hook)
+        OwnThread(target=self._run, name="rlinf-actors-guard", daemon=True).start()
 
     @property
     def page(self) -> LeasePage:
@@ -118,6 +132,15 @@ class Guard:
         if above is None or not above.parent or pid in tops:  # it would be killed after on_lease_lost
             return "this worker did not start it"
         self._send(packets.Keep(pid, found.started))
+        return ""
+
+    def keep_thread(self, thread: threading.Thread) -> str:
+        """Do not hold a thread while on_lease_lost runs. Return "", or the reason why that is impossible."""
+        if not thread.is_alive():
+            return "it does not run"
+        if thread is threading.main_thread():
+            return "the main thread runs the calls of this worker"
+        self._threads.spared.append(thread)
         return ""
 
     def closed(self) -> None:
@@ -271,18 +294,28 @@ class Guard:
     def _make_safe(self, held_by: float) -> None:
         if self._instance() is None:
             return
-        if not self._threads.stop_all():
-            say("[rlinf-actors] the main thread is in C code that does not return; on_lease_lost runs beside it\n")
-        self._ask_watchdog(packets.Held(), held_by)
+        if self._try_to(self._threads.stop_all) is False:
+            self._failed.append("the main thread is in C code that does not return; on_lease_lost runs beside it")
+        self._try_to(lambda: self._ask_watchdog(packets.Held(), held_by))
+        self._try_to(_make_room)
         end = time.monotonic() + packets.ON_LEASE_LOST_S
         self._hook_due.release()
-        self._hook.join(UNWIND_S)
-        if self._hook.is_alive() and waits_for_lock(self._hook.native_id or 0):
+        done = self._hook_done.acquire(timeout=UNWIND_S)
+        if not done and self._try_to(lambda: waits_for_lock(self._hook.native_id or 0)):
             self._threads.unwind()
-        self._hook.join(max(0.0, end - time.monotonic()))
-        if self._hook.is_alive():
-            say(f"[rlinf-actors] on_lease_lost did not return within {packets.ON_LEASE_LOST_S:g} s\n")
-        self._ask_watchdog(packets.Done(), time.monotonic() + DONE_S)
+        if not done and not self._hook_done.acquire(timeout=max(0.0, end - time.monotonic())):
+            self._failed.append(f"on_lease_lost did not return within {packets.ON_LEASE_LOST_S:g} s")
+        self._try_to(lambda: self._ask_watchdog(packets.Done(), time.monotonic() + DONE_S))
+        for text in self._failed:
+            say(f"[rlinf-actors] {text}\n")
+
+    def _try_to(self, step: Callable[[], T]) -> T | None:
+        """Return the result of *step*; if it fails, note that and return None: the robot must be made safe anyway."""
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001 - threads, memory, signals or descriptors may be used up
+            self._failed.append(f"a step before on_lease_lost failed, and was skipped: {error!r}")
+            return None
 
     def _ask_watchdog(self, packet: packets.Held | packets.Done, until: float) -> None:
         """Let the watchdog stop or kill the processes that this worker started. Wait for its answer until *until*."""
@@ -301,9 +334,26 @@ class Guard:
         """
         self._hook_due.acquire()
         try:
-            self._instance().on_lease_lost()
+            made = self._instance().on_lease_lost()
+            if inspect.iscoroutine(made):  # of a plain def that returned what it called
+                asyncio.run(made)
+            elif inspect.isgenerator(made):
+                for _ in made:
+                    continue
         except BaseException:  # noqa: BLE001 - no caller; the process ends next
             say(traceback.format_exc())
+        self._hook_done.release()
+
+
+def _make_room() -> None:
+    """Let on_lease_lost print although nobody reads the output, or a thread that is held has the lock of a stream."""
+    sys.stdout, sys.stderr = (
+        open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for fd in (1, 2)
+    )
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):  # no pipe, or pipes of this user have no more memory
+            fcntl.fcntl(fd, F_SETPIPE_SZ, ROOM_BYTES)
 
 
 def say(text: str) -> None:

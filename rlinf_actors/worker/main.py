@@ -191,7 +191,7 @@ def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int, gu
     template ends, this socket closes, and the worker ends too; a robot worker, whose watchdog gave it *guarded*, makes
     its robots safe first.
     """
-    guard = Guard(spec, place, guarded, lambda: Worker.current_worker) if guarded is not None else None
+    guard = Guard(spec, place, guarded, _instance) if guarded is not None else None
     ends = (lambda: _exit(143)) if guard is None else (lambda: None)
     control = TemplateSocket(socket.socket(fileno=control_fd), ends)
     leaving = OrderlyExit() if guard is None else None
@@ -210,6 +210,12 @@ def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int, gu
     except BaseException:  # noqa: BLE001 - no caller: the tail of stderr is in the exit report
         traceback.print_exc()
     _end(guard)
+
+
+def _instance() -> Any:
+    """Return the object of the user's class that the runtime has made; None before."""
+    context = worker_context.current()
+    return context.instance if context is not None else None
 
 
 def _end(guard: Guard | None) -> NoReturn:
@@ -382,6 +388,7 @@ def _construct(
     if beside:
         executor = BesideExecutor(executor, beside, failed)
     imported()
+    context.constructing = cls
     return executor, executor.begin(lambda: cls(*args, **kwargs))
 
 

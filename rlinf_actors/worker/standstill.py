@@ -4,17 +4,21 @@ A signal interrupts the main thread, and ends a blocking system call; its handle
 return. If the main thread has masked the signal, another thread takes the signal, and the main thread runs the handler
 at Python's next check for signals. Every other Python thread gets an exception whose constructor does not return;
 Python raises it before the next instruction of that thread. C code is not interrupted: a thread is held when it
-comes back from C.
+comes back from C. Nothing here takes a lock, which a thread that is held may have.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
+import operator
 import platform
 import signal
 import sys
 import threading
+
+from rlinf_actors import exhaustion
 
 STOP_MAIN_S = 0.2
 """Most seconds to wait until the main thread has stopped. The main thread may be in C code."""
@@ -25,8 +29,6 @@ A signal that arrives between Python's check for signals and the start of a syst
 """
 SIGNAL = signal.SIGRTMAX - 2
 """Signal that stops the main thread. glibc uses the lowest real-time signals; debuggers and profilers use others."""
-OURS = "rlinf-actors-"
-"""Prefix of the names of the runtime's own threads, which run no code of the user and are not stopped."""
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -42,6 +44,7 @@ class ThreadStopper:
     """
 
     def __init__(self) -> None:
+        self.spared: list[threading.Thread] = []  # never held, as the runtime's own are not
         self._main = threading.get_ident()
         self._main_stopped = _thread.allocate_lock()  # bare locks: the main thread may be inside anything else
         self._main_stopped.acquire()
@@ -53,25 +56,26 @@ class ThreadStopper:
 
     def interrupt(self) -> None:
         """Hold the main thread from its next Python instruction on. Any thread; returns at once."""
-        signal.pthread_kill(self._main, SIGNAL)
-        signal.raise_signal(SIGNAL)  # taken by this thread, handled on the main thread, which may have masked it
+        with contextlib.suppress(OSError):  # this user's processes may queue no more signals (RLIMIT_SIGPENDING)
+            signal.pthread_kill(self._main, SIGNAL)
+            signal.raise_signal(SIGNAL)  # taken by this thread, handled on the main thread, which may have masked it
 
     def stop_all(self) -> bool:
-        """Hold all Python threads except the caller and the runtime's own. Return True if the main thread is held.
+        """Hold all Python threads except the caller, those spared and the runtime's own.
 
-        Waits at most STOP_MAIN_S seconds for the main thread. A thread in C code is held when it returns to Python.
+        Waits at most STOP_MAIN_S seconds for the main thread, and returns True if it is held. A thread in C code is
+        held when it returns to Python.
         """
         waited, again = 0.0, AGAIN_S
         still = False
+        self._stop_others()
         while not still and waited < STOP_MAIN_S:  # not by the clock: a process that is stopped does not wait
             wait = min(again, STOP_MAIN_S - waited)
             self.interrupt()
             still = self._main_stopped.acquire(timeout=wait)
             waited += wait
             again *= 2
-        for _ in range(2):  # the second pass finds a thread that was just being started
-            for ident in self._users():
-                self._stop(ident)
+        self._stop_others()  # a thread that was just being started
         if not still:
             self._stop(self._main)  # also if user code has replaced the handler of the signal
         return still
@@ -85,14 +89,13 @@ class ThreadStopper:
         self._gate.acquire()
         self._gate.release()
 
-    def _users(self) -> list[int]:
-        """Return the ids of all threads that may run user code, except the calling thread.
-
-        Threads of C libraries count.
-        """
-        ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OURS)}
-        others = set(sys._current_frames()) - ours - self._stopped_threads
-        return sorted(others - {self._main, threading.get_ident()})
+    def _stop_others(self) -> None:
+        """Hold all threads but the main thread that may run user code; those of C libraries if they are in Python."""
+        running: dict[int | None, threading.Thread] = threading._active  # type: ignore[attr-defined]
+        spared = {one.ident for one in self.spared if running.get(one.ident) is one}
+        others = set(sys._current_frames()) - exhaustion.own_threads - spared - self._stopped_threads
+        for ident in others - {self._main, threading.get_ident()}:
+            self._stop(ident)
 
     def _stop(self, ident: int) -> None:
         self._stopped_threads.add(ident)
@@ -114,6 +117,16 @@ class ThreadStopper:
         self._main_stopped.release()
         self.stop_here()
         raise Unwound
+
+
+def release_conditions() -> None:
+    """Let a thread that ends as it enters or leaves the ``with`` block of a Condition not keep the lock.
+
+    `threading.Condition` enters and leaves it by a function in Python, which an exception can end after the lock was
+    taken and before the block begins. With its lock's own functions, which are in C, a block begins with the lock.
+    """
+    for name in ("__enter__", "__exit__"):
+        setattr(threading.Condition, name, property(operator.attrgetter(f"_lock.{name}")))
 
 
 def waits_for_lock(native_id: int) -> bool:

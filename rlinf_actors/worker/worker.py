@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, cast, overload
@@ -96,6 +97,8 @@ class Worker(Routing, Channels, OlderNames, Profiled):
             self._set_up(context, context.address, context.spec.world_size)
         if parent is None or Worker.current_worker is None or not in_worker:
             Worker.current_worker = self
+        if context is not None and context.constructing is cls:
+            context.constructing, context.instance = None, self
         return self
 
     def __init__(
@@ -320,24 +323,31 @@ class Worker(Routing, Channels, OlderNames, Profiled):
             context.lease_page = LeasePageWriter().page
         return context.lease_page
 
-    def keep_for_stop(self, pid: int) -> None:
-        """Let a process that this worker started, and the descendants of that process, run while `on_lease_lost` runs.
+    def keep_for_stop(self, kept: int | threading.Thread) -> None:
+        """Let a process that this worker started, with its descendants, or a thread run while `on_lease_lost` runs.
 
-        Use this for a process that talks to the robot. `on_lease_lost` must bring this process to rest. All other
-        processes are stopped (SIGSTOP) before `on_lease_lost` begins, so that none of them moves the robot after the
-        stop command. All are killed when `on_lease_lost` has returned. Without effect in a worker without robots.
+        Use this for a process that talks to the robot, or a thread of the robot's SDK that ``sdk.stop()`` needs.
+        `on_lease_lost` must bring it to rest, and it must send the robot nothing else. All other processes are stopped
+        (SIGSTOP) and all other threads are held before `on_lease_lost` begins, so that none of them moves the robot
+        after the stop command. All processes are killed when `on_lease_lost` has returned. Without effect in a worker
+        without robots.
 
         Args:
-            pid: pid of the process, such as ``subprocess.Popen(...).pid``.
+            kept: pid of the process, such as ``subprocess.Popen(...).pid``; or the thread, which must run.
 
         Raises:
-            UsageError: there is no such process, this worker did not start it, or this is a child process of a worker.
+            UsageError: there is no such process, this worker did not start it, the thread does not run or is the main
+                thread, or this is a child process of a worker.
         """
         context = self._context
         if context is None or not context.is_here or context.is_child:
             raise UsageError(f"{self._worker_name} is a child process of a worker: call keep_for_stop() in the worker")
-        if context.guard is not None and (reason := context.guard.keep(pid)):
-            raise UsageError(f"{self._worker_name} cannot keep process {pid} for its stop: {reason}")
+        if context.guard is None:
+            return
+        what = f"thread {kept.name}" if isinstance(kept, threading.Thread) else f"process {kept}"
+        keep = context.guard.keep_thread if isinstance(kept, threading.Thread) else context.guard.keep
+        if reason := keep(kept):  # type: ignore[arg-type]
+            raise UsageError(f"{self._worker_name} cannot keep {what} for its stop: {reason}")
 
     def on_lease_lost(self) -> None:
         """Make the robots of this worker safe: send the stop command. Define it in a worker that is placed on robots.

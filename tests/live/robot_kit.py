@@ -248,6 +248,29 @@ class Async(Streamer):
             await asyncio.sleep(0.005 * (n % 3))
 
 
+class WithHelper(Streamer):
+    """Makes a second object of a worker class, as a library may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.helper = Plain("")
+
+
+class StoppedOutside(Streamer):
+    """No code of the worker stops its arm."""
+
+    def on_lease_lost(self) -> None:
+        threading.Event().wait()
+
+    @staticmethod
+    def stop_hardware(hardware_infos: list[simulated_arm_hardware.SimulatedArmInfo]) -> None:
+        for info in hardware_infos:
+            arm = SimulatedArmClient(info.address, "outside")
+            arm.stop()
+            while arm.state()[1]:  # the stop is confirmed
+                pass
+
+
 class AsyncHook(Worker):
     async def on_lease_lost(self) -> None:  # type: ignore[override]
         pass

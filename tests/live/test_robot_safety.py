@@ -80,6 +80,7 @@ STREAMS = [
     (rk.Async, "streams_beside", {}),
     (rk.Locked, "moves", {}),
     (rk.Hanging, "moves", {}),
+    (rk.WithHelper, "moves", {}),
 ]
 
 
@@ -94,6 +95,31 @@ def test_sigterm_to_a_worker_stops_its_arm(cluster, arm, cls, method, options):
     if method != "streams_beside":
         with pytest.raises(WorkerDiedError, match="SIGTERM"):
             call.wait()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_an_arm_is_stopped_from_outside_whatever_ends_its_worker(cluster, arm, number, start_method):
+    group = launch(cluster, arm, rk.StoppedOutside, start_method=start_method)
+    pid = group.pid().wait()[0]
+    group.moves()
+    arm.until_streaming()
+    os.kill(pid, number)
+    commands = arm.until(lambda commands: any(one.text == "stop" for one in commands))
+    stopping = next(one.connection for one in commands if one.text == "stop")
+    assert next(one.text for one in commands if one.connection == stopping) == "hello outside"
+
+
+def test_nothing_stops_an_arm_that_close_has_brought_to_rest(cluster, arm):
+    class Rested(rk.StoppedOutside):
+        def _close(self) -> None:
+            self.arm.move(0)
+            self.arm.close()
+
+    group = launch(cluster, arm, Rested)
+    group.pid().wait()
+    group.shutdown()
+    assert [one.text.split()[0] for one in arm.until_closed()] == ["hello", "move", "closed"]
 
 
 def test_killed_template_stops_the_arm(cluster, arm):

@@ -695,3 +695,124 @@ def test_a_class_that_cannot_be_imported_for_the_stop_is_refused(tmp_path):
         one.until_moving("WorkerStartError: True", "main")
         one.revoke()
         stopped_last(one.rest())
+
+
+HELD = {
+    "a thread with a name like the runtime's": """
+        threading.Thread(target=stream, args=["thread"], name="rlinf-actors-then", daemon=True).start()
+        stream()
+        """,
+    "a thread that has the lock of all threads": """
+        threading.Thread(target=stream, args=["thread"], daemon=True).start()
+        move()
+        while True:
+            threading.enumerate()
+        """,
+    "where no signal can be queued": """
+        import resource
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, 0))
+        threading.Thread(target=stream, args=["thread"], daemon=True).start()
+        stream()
+        """,
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_no_thread_moves_after_the_stop(tmp_path, what):
+    with worker(tmp_path, HELD[what]) as one:
+        one.until_moving("main", "thread")
+        one.revoke()
+        stopped_last(one.rest())
+
+
+def test_a_kept_thread_runs_while_the_hook_runs(tmp_path):
+    body = """
+    asked, done = threading.Event(), threading.Event()
+    def sdk():
+        asked.wait()
+        os.write(arm, b"stop\\n")
+        done.set()
+    def stop(self):
+        asked.set()
+        done.wait()
+    Env.on_lease_lost = stop
+    thread = threading.Thread(target=sdk, daemon=True)
+    os.write(arm, f"move {guard.keep_thread(thread)}\\n".encode())
+    thread.start()
+    assert guard.keep_thread(thread) == ""
+    os.write(arm, f"move {guard.keep_thread(threading.main_thread())}\\n".encode())
+    stream()
+    """
+    with worker(tmp_path, body) as one:
+        one.until_moving("it does not run", "the main thread runs the calls of this worker", "main")
+        one.revoke()
+        stopped_last(one.rest())
+
+
+TURNS = """
+import queue
+from rlinf_actors.worker.standstill import Unwound
+
+queue_ = queue.Queue()
+with_ = {with_}
+def turns():
+    while True:
+        with with_:
+            move("thread")
+            time.sleep(0.002)
+def stop(self):
+    with with_:
+        os.write(arm, b"stop\\n")
+Env.on_lease_lost = stop
+for _ in range(2):
+    threading.Thread(target=turns, daemon=True).start()
+try:
+    stream()
+except Unwound:
+    guard.stay()
+"""
+
+
+@pytest.mark.parametrize(
+    "with_", ["threading.Lock()", "threading.RLock()", "threading.Condition()", "queue_.not_empty"]
+)
+def test_the_hook_gets_a_lock_for_which_two_threads_take_turns(tmp_path, with_):
+    with worker(tmp_path, TURNS.format(with_=with_)) as one:
+        one.until_moving("main", "thread")
+        one.revoke()
+        stopped_last(one.rest())
+
+
+HOOKS = {
+    "a coroutine that a plain function returns": """
+        async def stopping():
+            os.write(arm, b"stop\\n")
+        Env.on_lease_lost = lambda self: stopping()
+        """,
+    "a generator": """
+        def stop(self):
+            yield
+            os.write(arm, b"stop\\n")
+        Env.on_lease_lost = stop
+        """,
+    "one that prints first, while nobody reads and a thread that is held has the stream": """
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        def stop(self):
+            print("x" * 100_000)
+            os.write(arm, b"stop\\n")
+        Env.on_lease_lost = stop
+        def fill():
+            while True:
+                sys.stdout.write("y" * 10_000)
+        threading.Thread(target=fill, daemon=True).start()
+        """,
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_runs_whatever_it_is(tmp_path, hook):
+    with worker(tmp_path, textwrap.dedent(HOOKS[hook]) + "stream()\n") as one:
+        one.until_moving()
+        one.revoke()
+        stopped_last(one.rest())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pace
 import pytest
@@ -55,6 +56,38 @@ def test_a_lease_page_moves_forward_and_stays_lost():
 def test_a_lease_page_runs_out_without_its_writer():
     assert not LeasePageWriter(time.monotonic_ns()).page.held()
     assert LeasePageWriter().page.held()
+
+
+SENDS_PAGE = """
+import multiprocessing, pickle, time
+from rlinf_actors.errors import UsageError
+from rlinf_actors.worker.leasepage import LeasePageWriter
+
+def tell(page, pipe):
+    pipe.send((page.held(), page.deadline_ns))
+
+if __name__ == "__main__":
+    page = LeasePageWriter(time.monotonic_ns() + 60 * 10**9).page
+    try:
+        pickle.dumps(page)
+    except UsageError as error:
+        print(error)
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=tell, args=(page, theirs))
+    child.start()
+    assert ours.recv() == (True, page.deadline_ns)
+    child.join()
+    assert child.exitcode == 0
+"""
+
+
+def test_a_lease_page_goes_to_a_spawned_process_and_nowhere_else(tmp_path):
+    script = tmp_path / "sends_page.py"
+    script.write_text(SENDS_PAGE)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    said = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "a lease page cannot be sent" in said.stdout
 
 
 def test_only_its_writer_can_write_a_lease_page():
