@@ -13,6 +13,7 @@ import msgspec
 from rlinf_actors.wire.agent_messages import (
     FlushLogs,
     HardwareFound,
+    LeaseEnded,
     LogLines,
     LookForHardware,
     OutputLost,
@@ -32,7 +33,7 @@ from rlinf_actors.wire.node_questions import AskAgent
 from rlinf_actors.wire.values import RunningWorker
 
 Report = Union[
-    WorkerReady, WorkerExited, WorkersHealth, OutputLost, LogLines
+    WorkerReady, WorkerExited, LeaseEnded, WorkersHealth, OutputLost, LogLines
 ]  # a message of agentd.workers to the head
 
 # --- events ---

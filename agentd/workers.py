@@ -45,7 +45,7 @@ from rlinf_actors.cgroups.worker_cgroup import leftovers
 from rlinf_actors.compat import timeout
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire import template_protocol, worker_questions
-from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import LeaseEnded, StartWorkers, WorkerExited, WorkerReady
 from rlinf_actors.wire.endings import REASON_CHARS, cut, ending, orderly
 from rlinf_actors.wire.launch_rules import LaunchRules
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
@@ -66,7 +66,7 @@ class Workers:
     """All workers of this agentd: starts them through templates, watches them, and ends them. Loop thread only.
 
     Args:
-        report: called with each message for the head: WorkerReady, WorkerExited, WorkersHealth, LogLines.
+        report: called with each message for the head: WorkerReady, WorkerExited, LeaseEnded, WorkersHealth, LogLines.
         ledger: the head's orders on disk, from adoption.take_inventory; None to begin an empty ledger.
         logs_deaths: False if the head runs in this process, since the head then logs the deaths of workers.
         starter: orders templates; None to make one for *site*.
@@ -352,6 +352,9 @@ class Workers:
             grown = [id for id in packet.ids if self._template_of(id) is template]
             self._logs.grew(grown)
             self.log_reader.grew(grown)
+        elif isinstance(packet, template_protocol.LeaseLost):
+            if self._worker_of(template, packet.id) is not None:
+                self._report(LeaseEnded(packet.id, packet.text[:REASON_CHARS]))
         elif isinstance(packet, template_protocol.Renewed):
             template.renewed(packet.until)
         elif isinstance(packet, template_protocol.Pulses):

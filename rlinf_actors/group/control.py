@@ -270,36 +270,47 @@ class GroupControl:
                 self._shutdown = concurrent.futures.Future()
                 self._shutdown.set_result(None)
             else:
-                self._shutdown = self.runtime.io.submit(self._end(grace))
+                self._shutdown = self.runtime.io.submit(
+                    end_group(self.runtime, self.group, grace, "_close" in self.facts.private)
+                )
         return self._shutdown
 
     def _ended(self, shutdown: concurrent.futures.Future[None]) -> bool:
         return self.group.gone.done() and not shutdown.cancelled() and shutdown.exception() is None
 
-    async def _end(self, grace: float) -> None:
-        """Call ``_close()`` on the workers if their class has it, and then stop them. Loop thread.
 
-        *grace* is the maximum of seconds for ``_close()``, and also the time from SIGTERM to SIGKILL.
-        """
-        group = self.group
+async def end_group(runtime: Runtime, group: RemoteGroup, grace: float, closes: bool) -> None:
+    """Call ``_close()`` on the workers of *group* if their class has it (*closes*), and then stop them. Loop thread.
+
+    *grace* is the maximum of seconds for ``_close()``, and also the time from SIGTERM to SIGKILL.
+    """
+    try:
+        await runtime.groups.reach(group)
+    except GroupNotFoundError:
+        return  # the group has ended
+    if group.gone.done():
+        return
+    # once, also if an earlier shutdown failed
+    if closes and not group.closing and (not group.owned or (group.ready.done() and group.ready.error is None)):
+        peers = [peer for peer in group.peers if peer.error is None]
+        closing: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(runtime, "_close", peers, grace)
+        closing._start(())
         try:
-            await self.runtime.groups.reach(group)
-        except GroupNotFoundError:
-            return  # the group has ended
-        if group.gone.done():
-            return
-        closes = "_close" in self.facts.private and not group.closing  # once, also if an earlier shutdown failed
-        if closes and (not group.owned or (group.ready.done() and group.ready.error is None)):
-            peers = [peer for peer in group.peers if peer.error is None]
-            closing: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(self.runtime, "_close", peers, grace)
-            closing._start(())
-            try:
-                await closing
-            except CallTimeoutError:
-                log.warning("group %r: _close() took longer than %g s; stopping it anyway", self.name, grace)
-            except RlinfActorsError as error:
-                log.warning("group %r: _close() failed; stopping it anyway: %s", self.name, error)
-        await self.runtime.groups.stop_or_leave(group, grace)
+            await closing
+        except CallTimeoutError:
+            log.warning("group %r: _close() took longer than %g s; stopping it anyway", group.name, grace)
+        except RlinfActorsError as error:
+            log.warning("group %r: _close() failed; stopping it anyway: %s", group.name, error)
+    await runtime.groups.stop_or_leave(group, grace)
+
+
+async def end_launched(runtime: Runtime, grace: float) -> None:
+    """End the groups that this process has launched, as `WorkerGroup.shutdown` does. Loop thread."""
+    groups = [one for one in runtime.groups.all() if one.owned and one.closes is not None and not one.gone.done()]
+    ends = [end_group(runtime, group, grace, bool(group.closes)) for group in groups]
+    for group, error in zip(groups, await asyncio.gather(*ends, return_exceptions=True), strict=True):
+        if error is not None:
+            log.warning("group %r could not be ended before its launcher, and ends with it: %s", group.name, error)
 
 
 def _row(rank: int, state: WorkerState) -> tuple[object, ...]:

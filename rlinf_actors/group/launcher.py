@@ -46,7 +46,7 @@ from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.protocol import MAX_SIZE
-from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.values import Claim, WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -95,6 +95,7 @@ class GroupLauncher(Generic[T]):
         robot_owner_must_answer: bool | None = None,
         detached: bool = False,
         get_if_exists: bool = False,
+        robot: bool = True,
     ) -> WorkerGroup[T]:
         """Launch a group: reserve its name, start its workers, and return the group before the workers are constructed.
 
@@ -127,6 +128,8 @@ class GroupLauncher(Generic[T]):
                 script blocks until the workers are constructed. Not allowed with robots or a restart policy.
             get_if_exists: True to return a handle of the running group with this name and class name, if there is one,
                 without changing it. If two processes launch at the same time, one of them starts the group.
+            robot: False to say that the group moves no robot (a policy server, a logger). A group that a robot's worker
+                launches otherwise inherits its lease: it is stopped with it, and ends with it even if *detached*.
 
         Raises:
             NameInUseError: (a ValueError) the name is taken.
@@ -151,6 +154,7 @@ class GroupLauncher(Generic[T]):
             robot_owner_must_answer=robot_owner_must_answer,
             detached=detached,
             get_if_exists=get_if_exists,
+            robot=robot,
         )
         return WorkerGroup(launch(self._cls, self._args, self._kwargs, cluster, options))
 
@@ -173,6 +177,7 @@ class LaunchOptions(msgspec.Struct, frozen=True):
     robot_owner_must_answer: bool | None = None
     detached: bool = False
     get_if_exists: bool = False
+    robot: bool = True
 
 
 def launch(
@@ -184,6 +189,9 @@ def launch(
     """
     name = options.name or f"worker_group_{name_of_class(cls.__name__)}"
     _check_options(name, options)
+    if options.robot and cluster.runtime.inherited and options.detached:
+        log.warning("group %r inherits the lease of its launcher, and so ends with it although it is detached", name)
+        options = msgspec.structs.replace(options, detached=False)
     check_robot_hooks(cls)
     runtime, title = cluster.runtime, class_reference(cls) or f"{cls.__module__}:{cls.__qualname__}"
     if options.get_if_exists:
@@ -238,11 +246,14 @@ def _new_group(
     _check_lifetime(name, specs, cluster, options)
     hardware = group_spec.hardware_of(placements, cluster)
     _warn_of_robots(cls, specs, [info for infos in hardware.values() for info in infos])
+    inherits = options.robot and bool(runtime.inherited)
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     modules = [type(info).__module__ for infos in hardware.values() for info in infos]
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
     reference = class_reference(cls)
     extras = {"hardware_infos": hardware, **cluster.extras()}
+    if inherits:
+        extras["inherited_infos"] = runtime.hardware_infos
     try:
         parts = payload.encode((None if reference else cls, args, kwargs, extras), cls.__name__, copy=runtime.copy)
     except SerializationError:
@@ -266,6 +277,7 @@ def _new_group(
     detail = group_spec.detail_of(placements, nodes, names, hardware, options.restart.restarts)
     group.detail = group_spec.encode(detail)  # for an attach() in this process before the head has answered
     group.cls = title
+    group.closes = "_close" in facts_of(cls).private
     group.takes_running = options.get_if_exists
     message = Launch(
         cluster.namespace,
@@ -289,7 +301,15 @@ def _specs(
     emulation = network_environment(cluster, template.group, len(placements))
     defaults = {**for_workers(), **emulation}
     specs = group_spec.worker_specs(template, placements, cluster, defaults, net_devices, options.numa_bind)
+    if options.robot and cluster.runtime.inherited:
+        specs = [_inherit(spec, cluster.runtime.inherited) for spec in specs]
     return group_spec.under_profiler(specs, config.profiling if config else None)
+
+
+def _inherit(spec: WorkerSpec, inherited: Sequence[Claim]) -> WorkerSpec:
+    """Return *spec* with the claims of the robot's worker that launches it, also in place of its own on that robot."""
+    claims = {claim.key: claim for claim in (*spec.claims, *inherited)}
+    return msgspec.structs.replace(spec, claims=tuple(claims.values()))
 
 
 def _grower(
@@ -452,6 +472,12 @@ def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec], hardware: Sequence[H
             "To tell them apart, set `identities` in enumerate() (docs/how-to/add-hardware.md)", kind,
         )  # fmt: skip
     robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
+    if not robots and (hook := next((name for name in (LEASE_HOOK, OUTSIDE_HOOK) if defines(cls, name)), "")):
+        log.warning(
+            "%s has %s(), which never runs: group %r is placed on no robot, and no robot's worker launches it. Nothing "
+            "stops what it moves",
+            cls.__name__, hook, specs[0].group,
+        )  # fmt: skip
     if robots and not defines(cls, LEASE_HOOK) and not defines(cls, OUTSIDE_HOOK):
         log.warning(
             "%s has neither %s(hardware_infos) nor %s(), and %s would go on with its last command when its worker "

@@ -61,6 +61,7 @@ class ClaimTable:
     """Records which worker holds which robot, so that no two groups use one robot.
 
     Groups of one namespace may share a robot if the claims of both allow it, as those of programs written for RLinf do.
+    A group that a robot's worker has launched inherits its claims, and holds the robot with it.
 
     Attributes:
         settled: the time from which new workers may get robots, in monotonic seconds. By then each node has reported
@@ -91,7 +92,7 @@ class ClaimTable:
             )
         for claim in claims:
             for held in self._claims.get(claim.key, {}).values():
-                if held.group is not group and not _share(held, claim, namespace):
+                if held.group is not group and not _together(held, claim, namespace):
                     raise Refused(IN_USE, self._refusal(held, claim), robot=claim.key)
 
     def states(self, now: float) -> list[LeaseState]:
@@ -109,7 +110,8 @@ class ClaimTable:
         for claim in worker.spec.claims:
             claims = self._claims.setdefault(claim.key, {})
             others = (held for held in claims.values() if held.group.key != group.key)
-            other = other or next((held for held in others if not _share(held, claim, group.namespace)), None)
+            apart = (held for held in others if not _together(held, claim, group.namespace, worker.id))
+            other = other or next(apart, None)
             self._forget_loss(claim.key, worker.id)
             claims[worker.id] = HardwareClaim(claim, group, worker, node.name, self._head.now)
             self._workers[worker.id] = worker
@@ -124,6 +126,16 @@ class ClaimTable:
             if claims.pop(worker.id, None) is not None and not claims:
                 del self._claims[claim.key]
                 self._head.launches.robot_free(claim.key)
+        if worker.spec.claims:
+            self._head.groups.robots_left()
+
+    def busy(self, group: Group, worker: WorkerRecord) -> bool:
+        """Return True if a worker of another group holds a robot of *worker*, and does not share it."""
+        return any(
+            held.group is not group and not _together(held, claim, group.namespace, worker.id)
+            for claim in worker.spec.claims
+            for held in self._claims.get(claim.key, {}).values()
+        )
 
     def ended(self, worker_id: str, node_id: str) -> None:
         """Free the robots of a worker that was lost with this node, because the node's agentd now reports its end."""
@@ -202,8 +214,14 @@ class ClaimTable:
         )
 
 
-def _share(held: HardwareClaim, claim: Claim, namespace: str) -> bool:
-    """Return True if a group of *namespace* may claim the robot beside *held*. A lost worker shares with no group."""
+def _together(held: HardwareClaim, claim: Claim, namespace: str, worker_id: str = "") -> bool:
+    """Return True if a group of *namespace* may claim the robot beside *held*.
+
+    It may if one of both has inherited the claim from the other, or both from one worker; or if both share it, which a
+    lost worker does not. *worker_id* is the worker that claims it, "" for a new one.
+    """
+    if (held.claim.by or held.worker.id) == (claim.by or worker_id):
+        return True
     return held.claim.shared and claim.shared and held.lost is None and held.group.namespace == namespace
 
 

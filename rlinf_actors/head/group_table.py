@@ -62,6 +62,7 @@ class GroupTable:
         self._ended = EndedGroups()
         self._restarts = Restarts()
         self._restart_timers: dict[str, HeapTimer] = {}
+        self._blocked: dict[str, tuple[Group, WorkerRecord]] = {}  # restarts that wait for their robots
         self._first_failures = FirstFailures()
         self.robots_changed: dict[tuple[str, str], Group] = {}
         self.notices = GroupNotices(head)
@@ -241,6 +242,17 @@ class GroupTable:
         elif self._unseen.get(id) is not None:
             self.ended_after_all(id, node.id)
 
+    def lease_ended(self, node: Node, id: str, text: str) -> None:
+        """Stop the groups with robots that a robot worker owns, because its lease has ended: they inherited it."""
+        worker = self.worker_on(node, id)
+        if worker is None:
+            return
+        clients = [self._head.clients.of_worker(id), *self._head.clients.below(id)]
+        for client in filter(None, clients):
+            for group in self._of_owner.of(client.incarnation):
+                if self.has_robots(group) and not group.stopping:
+                    self.stop_group(group, f"{worker.spec.group}:{worker.spec.rank} launched it: {text}")
+
     def ended_after_all(self, id: str, node_id: str) -> None:
         """Free the robots and the group name of a worker that was declared lost and whose end is now reported."""
         self.claims.ended(id, node_id)
@@ -275,6 +287,13 @@ class GroupTable:
         Otherwise the worker is gone, and its exit report says why.
         """
         self._withdraw_restart(worker)
+        if self.claims.busy(group, worker):  # what this rank launched before may still move its robots
+            hold_s = self._head.timing.rank_hold_s
+            self._restart_timers[worker.id] = self._head.timers.at(
+                self._head.now + hold_s, lambda: self._restart(group, worker)
+            )
+            self._blocked[worker.id] = group, worker
+            return
         node = self._head.nodes.get(worker.node_id)
         usable = node is not None and node.usable
         closed = self._head.admission.may_restart(node, group, worker) if node is not None and usable else ""
@@ -286,6 +305,13 @@ class GroupTable:
             self._step(worker, "stop")
         else:
             self.lost(worker, "it was to be started again, and its node takes no workers")
+
+    def robots_left(self) -> None:
+        """Start the ranks again that wait until nothing else holds their robots."""
+        blocked, self._blocked = self._blocked, {}
+        for id, (group, worker) in blocked.items():
+            if id in self._restart_timers:  # else it was stopped meanwhile
+                self._restart(group, worker)
 
     # --- workers are lost ---
 

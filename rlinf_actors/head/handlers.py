@@ -105,6 +105,7 @@ class Handlers:
             agent_messages.Beat: self._agent_beat,
             agent_messages.WorkerReady: head.groups.ready,
             agent_messages.WorkerExited: self._worker_exited,
+            agent_messages.LeaseEnded: lambda node, body: self._head.groups.lease_ended(node, body.id, body.text),
             agent_messages.ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
             agent_messages.WorkersHealth: head.health.report,
             agent_messages.OutputLost: head.health.output_lost,

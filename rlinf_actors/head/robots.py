@@ -136,8 +136,10 @@ class RobotTable:
         if watch.began is None:
             watch.began = now
         in_touch = max(client.answered, watch.began)
-        watchers = [node.last_seen for node in self._watchers(watch.group, client)]
-        return max(in_touch + OWNER_PART * self._lease_s, *(seen + self._lease_s for seen in watchers), 0.0)
+        # an agentd with robots beats twice as often as others, and loses its own leases after OWNER_PART too
+        part = OWNER_PART if client.worker_id else 1.0
+        vouched = [node.last_seen + part * self._lease_s for node in self._watchers(watch.group, client)]
+        return max(in_touch + OWNER_PART * self._lease_s, *vouched, 0.0)
 
     def _watchers(self, group: Group, owner: Client) -> list[Node]:
         """Return the nodes whose agentds watch the owner's process, and so vouch for the owner while it is silent.
@@ -146,7 +148,9 @@ class RobotTable:
         """
         if any(self._must_answer(worker, owner) for worker in self._robots(group)):
             return []
-        return [node for node in map(self._head.nodes.get, owner.watchers) if node is not None]
+        launcher = self._head.groups.of_worker(owner.worker_id)
+        own = [launcher.workers[owner.worker_id].node_id] if launcher is not None else []
+        return [node for node in map(self._head.nodes.get, [*owner.watchers, *own]) if node is not None]
 
     def _must_answer(self, worker: WorkerRecord, owner: Client) -> bool:
         node = self._head.nodes.get(worker.node_id)

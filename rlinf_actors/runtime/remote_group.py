@@ -61,6 +61,7 @@ class RemoteGroup(ResizableGroup):
 
     Attributes:
         membership: the ranks that are being added, and those that were removed.
+        closes: True if its class has ``_close()``; None unless this process has launched it by ``launch()``.
         came_up: False if the group could not be constructed.
         relays: the relays by which workers of other nodes are called; None if they are called directly.
         launched: a worker id of each rank, by which the head recognizes the group.
@@ -90,6 +91,7 @@ class RemoteGroup(ResizableGroup):
         self.name = name
         self.token = ""
         self.cls = ""
+        self.closes: bool | None = None
         self.detail = ""
         self._launch = launch
         self._me = me

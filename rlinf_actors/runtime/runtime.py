@@ -10,8 +10,10 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
 
 from rlinf_actors import forks, version
 from rlinf_actors.errors import (
@@ -58,6 +60,7 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
 from rlinf_actors.wire.program import Program
 from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL, expected
+from rlinf_actors.wire.values import Claim
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +141,8 @@ class Runtime:
         security: security settings of the sockets.
         on_lost: called on the loop thread, with the reason, when the head ends this session.
         on_given_up: called on the loop thread, with the reason, when the head has declared this process dead.
-        guarded: True in a robot worker. Its guard stops threads wherever they are, so they must not read the sockets.
+        claims: the robots of a robot worker. Groups that it launches inherit them. Its guard stops threads wherever
+            they are, so they must not read the sockets.
     """
 
     def __init__(
@@ -153,14 +157,14 @@ class Runtime:
         security: Security | None = None,
         on_lost: Callable[[str], None] = lambda reason: None,
         on_given_up: Callable[[str], None] = lambda reason: None,
-        guarded: bool = False,
+        claims: Sequence[Claim] = (),
     ) -> None:
         from rlinf_actors.net.local_network import LocalNetwork  # loads zmq: not before something is started
         from rlinf_actors.net.zmq_network import ZmqNetwork
 
         settings = Settings.load()
         fault_injection.load(settings.faults)
-        reading.threads_read = reading.available() and not guarded
+        reading.threads_read = reading.available() and not claims
         if role == "driver":
             driver_log.set_up(os.environ)
         self._switches_sooner = role == "driver" and switch_interval.shorten()
@@ -170,6 +174,9 @@ class Runtime:
         self.incarnation = uuid.uuid4().hex
         self.worker_id = worker_id
         self._parent = parent
+        root = parent or worker_id
+        self.inherited = [replace(claim, by=claim.by or root) for claim in claims]
+        self.hardware_infos: list[Any] = []  # of these robots, for stop_hardware
         self.token = token
         self.host = host_key()
         self.serving_thread = 0  # of a worker: runs its calls, one at a time; a wait there for its own call cannot end

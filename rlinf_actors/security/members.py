@@ -135,6 +135,7 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "ProcessGone": _AGENT,
         "WorkerReady": _AGENT,
         "WorkerExited": _AGENT,
+        "LeaseEnded": _AGENT,
         "WorkersHealth": _AGENT,
         "OutputLost": _AGENT,
         "LogLines": _AGENT | _HEAD,

@@ -413,6 +413,8 @@ class ForkedWorkers:
             elif isinstance(packet, packets.Renewed):
                 worker.lease.renew(packet.until)
             elif isinstance(packet, packets.LeaseLost):
+                if not worker.lease_lost:
+                    self._send(packet)
                 worker.lost_its_lease(packet.text, time.monotonic())
 
     def check_ends(self) -> None:

@@ -169,6 +169,16 @@ class WorkerExited(ControlMessage, frozen=True):
     refused: bool = False
 
 
+class LeaseEnded(ControlMessage, frozen=True):
+    """Notice of an agentd: the lease of this robot worker has ended, for the reason `text`. The worker ends next.
+
+    Groups that it has launched make their robots safe at the same time.
+    """
+
+    id: Name
+    text: Text
+
+
 class WorkersHealth(ControlMessage, frozen=True):
     """Notice of an agentd: the health of those workers whose health has changed.
 
@@ -412,7 +422,8 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, SendTrace, TraceSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth,
+    StopLooking, SendTrace, TraceSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LeaseEnded,
+    WorkersHealth,
     OutputLost, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

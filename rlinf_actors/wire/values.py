@@ -213,12 +213,14 @@ class Claim(Value, frozen=True):
     """Exclusive use of something, such as a robot, by one group while its worker lives.
 
     `key` is equal for two claims of the same thing. `title` names the thing for people. With `shared`, groups of the
-    same namespace whose claims are shared too may use it at the same time.
+    same namespace whose claims are shared too may use it at the same time. `by` is the id of the worker that has the
+    robot, if this worker inherited its claim: it launched the group, or a worker that inherited it did. "" otherwise.
     """
 
     key: Title
     title: Title
     shared: bool = False
+    by: Name = ""
 
 
 class RobotStop(Value, frozen=True):

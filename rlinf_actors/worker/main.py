@@ -28,12 +28,14 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf_actors import environ_block, forks
 from rlinf_actors.errors import UsageError, WorkerStartError
 from rlinf_actors.group.class_facts import public_methods
+from rlinf_actors.group.control import end_launched
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net import reading
@@ -84,6 +86,8 @@ from rlinf_actors.worker.worker_server import Creation
 if TYPE_CHECKING:
     from pdb import Pdb
 
+    from rlinf_actors.runtime.runtime import Runtime
+
 LATER_IMPORTS = (
     "rlinf_actors.channel.channel",
     "rlinf_actors.hardware.extensions",
@@ -96,6 +100,8 @@ LATER_IMPORTS = (
 """Modules that a worker may import later. Its template imports them before it forks: an upgrade may have replaced their
 files by then.
 """
+CLOSE_S = 5.0
+"""Seconds that groups which a worker has launched have for their own `_close`, and then from SIGTERM to SIGKILL."""
 STUCK_S = 0.1
 """Seconds that the main thread has to run its signal handler before the I/O thread may end the process."""
 
@@ -212,6 +218,16 @@ def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int, gu
     _end(guard)
 
 
+def _closed(answer: Callable[[], None], guard: Guard | None, runtime: Runtime) -> None:
+    """End the groups that this worker has launched, after its own `_close` and before the caller has the *answer*."""
+    if guard is not None:
+        guard.closed()
+    if any(group.closes is not None for group in runtime.groups.all()):
+        runtime.io.submit(end_launched(runtime, CLOSE_S)).add_done_callback(lambda _: answer())
+    else:
+        answer()
+
+
 def _instance() -> Any:
     """Return the object of the user's class that the runtime has made; None before."""
     context = worker_context.current()
@@ -239,7 +255,7 @@ def _start(
         place,
         {},
         on_given_up=lambda reason: _given_up(reason, guard),
-        on_closed=guard.closed if guard is not None else lambda: None,
+        on_closed=lambda answer: _closed(answer, guard, context.runtime),
     )
     server, name = context.server, context.address.get_name()
 
@@ -370,7 +386,8 @@ def _construct(
         serve_on_one_address(creation.frame.env, worker_context.make_logger(context.address.get_name()))
     cls, args, kwargs, extras = load_class(creation.frame, creation.parts, where)
     context.extras.update(extras)
-    infos = extras.get("hardware_infos", {}).get(context.spec.rank, [])
+    infos = [*extras.get("hardware_infos", {}).get(context.spec.rank, []), *extras.get("inherited_infos", [])]
+    context.runtime.hardware_infos = infos
     imported = give_class(stopper, creation.frame, cls, infos) if stopper >= 0 else lambda: None
     assert context.children is not None
     context.children.hand_out(payload.encode(extras, "what came with the class"))

@@ -100,7 +100,7 @@ def _runtime(
         token=spec.token,
         security=security,
         on_given_up=on_given_up,
-        guarded=bool(spec.claims),
+        claims=spec.claims,
     )
     emulated = NetEmulationConfig.from_environment(os.environ)
     if emulated is not None:
@@ -117,7 +117,7 @@ def open_worker(
     *,
     parent: str = "",
     on_given_up: Callable[[str], None] = lambda reason: None,
-    on_closed: Callable[[], None] = lambda: None,
+    on_closed: Callable[[Callable[[], None]], None] = lambda answer: answer(),
 ) -> WorkerContext:
     """Start the I/O thread of this worker or child member, bind its sockets, and return its context.
 
@@ -130,7 +130,7 @@ def open_worker(
         extras: values that the group's owner sends with the class. In a worker, the dict is filled when they arrive.
         parent: id of the worker that started this child, "" in a worker.
         on_given_up: called on the I/O thread with the reason when the head has declared the worker dead.
-        on_closed: called when `_close` of the user's instance has returned.
+        on_closed: called when `_close` of the user's instance has returned, with a function that answers the call.
 
     Raises:
         OSError, RuntimeError: this machine has run out of descriptors or threads.

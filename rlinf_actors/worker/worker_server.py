@@ -86,7 +86,8 @@ class WorkerServer:
         worker_id: id of this worker. A Join for another id is rejected: an earlier worker listened at this address.
         name: name of this worker, for log lines and error texts.
         token: token of the job.
-        on_closed: called on the executor's thread when `_close` of the user's instance has returned.
+        on_closed: called on the executor's thread when `_close` of the user's instance has returned, with a function
+            that answers the call. Any thread may call that later.
         gate: checks the keys of peers at the TCP socket; None in a cluster without keys.
 
     Attributes:
@@ -103,7 +104,7 @@ class WorkerServer:
         worker_id: str,
         name: str,
         token: str,
-        on_closed: Callable[[], None] = lambda: None,
+        on_closed: Callable[[Callable[[], None]], None] = lambda answer: answer(),
         gate: Gate | None = None,
         rejected: RejectedPeers | None = None,
     ) -> None:
@@ -237,7 +238,8 @@ class WorkerServer:
         if type(frame) is not frames.Item:
             self._calls.answered(invocation.peer, invocation.id)
             if type(frame) is frames.Ok and invocation.method == "_close":
-                self._on_closed()
+                self._on_closed(lambda: self.send(invocation.peer, frame, parts, now=True))
+                return
         executor = self._calls.executor
         now = executor is None or not executor.waiting()  # else together with the next answer
         if now or type(frame) is not frames.Ok or len(parts) > 1 or invocation.peer not in self._together:

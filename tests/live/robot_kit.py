@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlinf_actors import Worker
+from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 from rlinf_actors.testing import simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import Command, SimulatedArmClient, read_record
 
@@ -246,6 +246,54 @@ class Async(Streamer):
             self.arm.move(n)
             n += 1
             await asyncio.sleep(0.005 * (n % 3))
+
+
+class Controller(Worker):
+    """Moves the arm that its launcher is placed on, from a thread of its own, as RLinf's controllers do."""
+
+    def __init__(self, address: str) -> None:
+        self.arm = SimulatedArmClient(address, f"{self.get_name()} {os.getpid()}")
+        threading.Thread(target=self.control, daemon=True).start()
+
+    def control(self) -> None:
+        while True:
+            self.arm.move(1)
+            time.sleep(0.01)
+
+    def held(self) -> bool:
+        return self.lease_page.held() and self.lease_page.deadline_ns < 1 << 62
+
+    def on_lease_lost(self) -> None:
+        self.arm.stop()
+
+
+class ClosingController(Controller):
+    def _close(self) -> None:
+        self.arm.move(0)
+        self.arm.close()
+
+
+class Launching(Worker):
+    """Its arm is moved by a group that it launches."""
+
+    def begin(self, node: int, cls: type = Controller, **options: Any) -> bool:
+        group = cls.create_group(self.hardware_infos[0].address)  # type: ignore[attr-defined]
+        self.group = group.launch(Cluster(), NodePlacementStrategy([node]), name="controller", **options)
+        return bool(self.group.held().wait()[0])
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def hang(self) -> None:
+        ctypes.PyDLL(None).sleep(3600)
+
+    def on_lease_lost(self) -> None:
+        pass
+
+
+class ClosingLaunching(Launching):
+    def _close(self) -> None:
+        SimulatedArmClient(self.hardware_infos[0].address, "launcher").move(7)
 
 
 class WithHelper(Streamer):

@@ -52,7 +52,7 @@ ALLOWED = {
     # our classes that user data may contain
     ("rlinf_actors/model/address.py", "__reduce__"), ("rlinf_actors/model/hardware.py", "__reduce_ex__"),
     ("rlinf_actors/channel/channel.py", "__reduce__"), ("rlinf_actors/wire/failure.py", "__reduce__"),
-    ("rlinf_actors/group/group.py", "__reduce__"),
+    ("rlinf_actors/group/group.py", "__reduce__"), ("rlinf_actors/worker/leasepage.py", "__reduce__"),
     # these objects are no values: they raise
     ("rlinf_actors/runtime/future.py", "__reduce__"), ("rlinf_actors/group/result.py", "__reduce__"),
     ("rlinf_actors/group/stream.py", "__reduce__"), ("rlinf_actors/group/mapping.py", "__reduce__"),
@@ -131,6 +131,7 @@ def test_only_listed_modules_make_authenticated_parts():
         "rlinf_actors/wire/payload.py", "rlinf_actors/wire/failure.py", "rlinf_actors/runtime/peer.py",
         "rlinf_actors/worker/worker_server.py", "rlinf_actors/worker/children.py",
         "rlinf_actors/worker/shared_calls.py",  # joins the parts of two members' messages
+        "rlinf_actors/worker/stopper.py",  # of its worker, by a pair of sockets that both inherited
         "rlinf_actors/messaging/receive_into.py",  # a part of a member's message was received into another place
     }  # fmt: skip
 
