@@ -47,8 +47,8 @@ _LAST, _LAST_S = 1000, 1.0
 _MOST_QUEUED = 200_000  # packets that wait for a template: twice the workers that a group may have
 _STDERR_LINES = 20
 _STDERR_BYTES = 16 << 10  # read from the end of a template's stderr, which may be as large as the disk
-_CONFIRM = 0.075
-"""Fraction of a robot lease, at its end, in which a template is killed that has confirmed no renewal: 0.15 s of 2 s."""
+_CONFIRM = 0.1
+"""Fraction of a robot lease, at its end, in which a template is killed that has confirmed no renewal: 0.2 s of 2 s."""
 _OWN_STALL_S, _MORE_S = 0.1, 0.2
 """If agentd itself was late by more than the first, the template gets the second, in seconds, to confirm."""
 _EXIT_S = 1.0  # seconds from the end of a template's socket until SIGKILL, if the process has not ended by then

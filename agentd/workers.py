@@ -436,8 +436,10 @@ class Workers:
         started = [worker for worker in workers if worker.asked]
         if started:
             log.error("template %d ended (%s); its workers end with it", template.pid, template.last_words())
-            # their watchdogs have noticed, and end robot workers
-            robots = [worker for worker in started if worker.has_robots and not worker.ended]
+            robots = [worker for worker in started if worker.has_robots]
+            for worker in robots:  # their watchdogs have noticed, and end them
+                self._report(LeaseEnded(worker.spec.id, reason[:REASON_CHARS]))
+            robots = [worker for worker in robots if not worker.ended]
             self._sweep([worker for worker in started if worker not in robots])
             self._loop.call_later(template_protocol.ROBOT_GONE_S, self._sweep, robots)
         self._changed.set()

@@ -474,6 +474,7 @@ class ForkedWorkers:
             return  # it waits for a worker that stands still
         worker.lease_lost = True
         worker.failure = worker.failure or "its watchdog stood still, and was killed with it"
+        self._send(packets.LeaseLost(worker.id, worker.failure))
         procfs.kill(worker.pid)
 
     def _sweep(self) -> set[str]:

@@ -14,7 +14,7 @@ template, or when the worker closes its connection to the watchdog (os.exec). Th
 1. writes 0 into the lease page, and tells the guard and the template;
 2. stops (SIGSTOP) what the worker has started, except what `keep_for_stop` names;
 3. kills the worker: ROBOT_END_S after the guard has said that it is at work, KILL_MARGIN before the end of the lease if
-   it has not. A worker that stands still (SIGSTOP, a debugger) moves nothing, and runs its hook when it continues;
+   it has not. A worker without stop_hardware that stands still (SIGSTOP, a debugger) runs its hook when it continues;
 4. kills everything below it, lets the stopper run stop_hardware, and ends. The worker is then the template's zombie.
 
 The kernel kills the worker if the watchdog is killed. The kernel continues a watchdog that stands still when the
@@ -274,7 +274,7 @@ class Watchdog:
             self._still, self._kill_at = False, now + GUARD_S
         if now >= self._kill_at and not self._worker_ended:
             self._kill_at = math.inf
-            self._still = _stands_still(self._worker)  # it moves nothing, and runs its hook when it continues
+            self._still = not self._stopper and _stands_still(self._worker)  # it runs its hook when it continues
             if not self._still:
                 self._kill(now)
         if now >= self._stop_at or (self._worker_ended and self._go >= 0 and not self._below.any()):

@@ -122,8 +122,8 @@ MARGIN = 0.2
 """Fraction of the lease that is reserved for making robots safe: 0.4 s of 2 s. Stopping threads takes up to 0.2 s."""
 END_MARGIN = 0.125
 """Fraction at the end of the lease in which a renewal has no effect: 0.25 s of 2 s."""
-KILL_MARGIN = 0.05
-"""Fraction at the end of the lease in which a process is killed that has not confirmed a renewal: 0.1 s of 2 s."""
+KILL_MARGIN = 0.1
+"""Fraction at the end of the lease in which a process is killed that has not confirmed a renewal: 0.2 s of 2 s."""
 
 
 class Lease:
