@@ -5,7 +5,7 @@ rich. All heads are asked at once, and a fault of one head or setting must not k
 command never guesses: a stop goes to every head that can be found, a release only to the head that --head names or to
 the only head found.
 
-Exit codes: 0 if every known head has acknowledged and every robot worker was reached; 69 if not, or if no head is
+Exit codes: 0 if every known head has the stop on disk and every robot worker was reached; 69 if not, or if no head is
 known; 64 usage; 77 permission; 78 several heads and no choice.
 """
 

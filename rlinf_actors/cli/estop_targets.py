@@ -262,14 +262,15 @@ class Report:
         for line in answer.stopped:
             self._line(f"  in force: {line}")
         if answer.warning:
-            say(f"warning: {target.address}: {answer.warning}")
+            say(f"NOT ON DISK: {target.address}: {answer.warning}")
 
     def end(self, known: KnownHeads) -> int:
         """Print the overall result of the emergency stop and return the exit code. *known* is the result of the search
         for heads.
         """
         missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
-        complete = bool(self._clusters) and not missing and not self._silent and not known.troubles
+        kept = not any(cluster["warning"] for cluster in self._clusters)
+        complete = bool(self._clusters) and not missing and not self._silent and not known.troubles and kept
         if self._as_json:
             hits = [hit for cluster in self._clusters for hit in cluster["hits"]]
             in_force = [line for cluster in self._clusters for line in cluster["in_force"]]
@@ -289,8 +290,10 @@ class Report:
             )
         elif missing:
             say(f"{len(missing)} OF {len(self._clusters)} HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. {MAY_MOVE}")
-        elif not complete:
+        elif self._silent or known.troubles:
             say(f"THE EMERGENCY STOP IS NOT CONFIRMED EVERYWHERE. {MAY_MOVE}")
+        elif not kept:
+            say("THE EMERGENCY STOP IS NOT ON DISK EVERYWHERE: PRESS AGAIN WHEN THAT HEAD HAS BEEN RESTARTED.")
         else:
             say("every known head has acknowledged; `rlinf-actors estop --release` lifts it")
         return SUCCESS if complete else UNAVAILABLE

@@ -86,7 +86,7 @@ class HeadStore:
 
     Attributes:
         remembered: the state that the earlier head left.
-        trouble: why the file could not be written at the last attempt, "" if it was written.
+        trouble: why the last write would not survive a restart of the head, "" if it would.
 
     Raises:
         ConfigError: the file cannot be read or written, is damaged, or belongs to a running head; or other users can
@@ -119,6 +119,7 @@ class HeadStore:
         self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self.remembered = self._open()
+            self._files = {path: os.stat(path) for path in (self.path, f"{self.path}-wal")}
         except (sqlite3.Error, msgspec.DecodeError, ConfigError) as error:
             self._database.close()
             if isinstance(error, sqlite3.Error) and _says_full(error, directory):
@@ -138,11 +139,12 @@ class HeadStore:
             self._start_write()
 
     def close(self) -> None:
-        """Write pending changes, and close the file. A second call has no effect."""
+        """Write pending changes and those that could not be written before, and close the file. A second call has no
+        effect.
+        """
         self._writer.shutdown(wait=True)
-        if self._waiting:
-            self._waiting.clear()
-            self._write()
+        self._waiting.clear()
+        self._write()
         self._database.close()
 
     # --- inside ---
@@ -222,20 +224,27 @@ class HeadStore:
         while self._asked:
             self._unwritten.append(self._asked.popleft())
         if not self._unwritten:
-            return True  # an earlier call has written ours too
+            return not self.trouble  # an earlier call has written ours too
+        trouble = ""
         try:
             with self._transaction():
                 for change in self._unwritten:
                     self._apply(change)
         except sqlite3.Error as error:
-            self.trouble = f"{self.path} could not be written: {error}; a head that is restarted will not know the rest"
-            log.error("%s", self.trouble)
-            return False
-        self._unwritten.clear()
-        if self.trouble:
+            trouble = f"{self.path} could not be written: {error}; a head that is restarted will not know the rest"
+        else:
+            self._unwritten.clear()
+            if not all(_is_at(path, opened) for path, opened in self._files.items()):  # sqlite does not notice
+                trouble = (
+                    f"{self.path} was deleted or replaced while this head has it open: a head that is restarted will "
+                    "know nothing that is written now. Move it back, or restart the head when no robot moves"
+                )
+        if trouble:
+            log.error("%s", trouble)
+        elif self.trouble:
             log.warning("%s is written again", self.path)
-            self.trouble = ""
-        return True
+        self.trouble = trouble
+        return not trouble
 
     def _apply(self, change: commands.Change) -> None:
         values = {**msgspec.structs.asdict(change), "blob": msgspec.msgpack.encode(change)}
@@ -243,6 +252,14 @@ class HeadStore:
             values["id"] = change.report.node_id
         for statement in _STATEMENTS[type(change)]:
             self._database.execute(statement, values)
+
+
+def _is_at(path: str, opened: os.stat_result) -> bool:
+    """Return True if *path* still names the file that was *opened*."""
+    try:
+        return os.path.samestat(os.stat(path), opened)
+    except OSError:
+        return False
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:

@@ -89,6 +89,17 @@ def test_an_emergency_stop_and_a_higher_epoch_survive_kill_9(tmp_path, address):
     assert [line for line in status["estop"] if "smoke" in line] == status["estop"] != []
 
 
+def test_a_stop_that_a_restart_would_forget_is_not_a_success(tmp_path, address, capsys):
+    with head(tmp_path / "state", address):
+        shutil.rmtree(tmp_path / "state")
+        assert app.run(["estop", "--reason", "smoke", "--head", address]) == 69
+        said = capsys.readouterr().err
+        (trouble,) = ask(address, "status")["trouble"]
+    assert f"NOT ON DISK: {address}: the robots were told to stop" in said
+    assert "THE EMERGENCY STOP IS NOT ON DISK EVERYWHERE" in said
+    assert f"{tmp_path}/state/{FILE} was deleted or replaced" in trouble
+
+
 def test_second_head_of_one_directory_exits_with_78(tmp_path):
     with head(tmp_path) as (first, address), head(tmp_path) as (second, nothing):
         assert address

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 
 import pytest
 from head_kit import node_report
@@ -206,3 +207,33 @@ def test_another_user_s_link_to_a_directory_of_ours_is_not_followed(tmp_path):
     os.chown(tmp_path / "state", 65534, 65534, follow_symlinks=False)
     with pytest.raises(ConfigError, match="is a link of user 65534: give the head a directory of this user's"):
         HeadStore(str(tmp_path / "state"))
+
+
+async def test_a_failed_write_is_repeated_at_the_orderly_end(tmp_path):
+    store = HeadStore(str(tmp_path))
+    store._database.execute("PRAGMA query_only = 1")
+    assert not await write(store, StopPressed("*", "stop"))
+    store._database.execute("PRAGMA query_only = 0")
+    store.close()
+    assert opened(tmp_path).stops == {"*": "stop"}
+
+
+@pytest.mark.parametrize("file", [FILE, f"{FILE}-wal"])
+async def test_a_write_to_a_deleted_file_counts_as_failed_until_the_file_is_back(tmp_path, file):
+    store = HeadStore(str(tmp_path))
+    (tmp_path / file).rename(tmp_path / "away")
+    assert not await write(store, StopPressed("*", "stop"))
+    assert f"{store.path} was deleted or replaced" in store.trouble
+    told, turn = asyncio.Queue(), threading.Event()
+    store._writer.submit(turn.wait)
+    for n in range(2):  # written together
+        store.write([StopPressed(f"{n}", "stop")], told.put_nowait)
+    turn.set()
+    assert [await asyncio.wait_for(told.get(), 10) for _ in range(2)] == [False, False]
+    (tmp_path / file).touch()  # another file
+    assert not await write(store, StopPressed("ns", "stop"))
+    (tmp_path / "away").rename(tmp_path / file)
+    assert await write(store, StopReleased("ns"))
+    assert store.trouble == ""
+    store.close()
+    assert opened(tmp_path).stops == {"*": "stop", "0": "stop", "1": "stop"}
