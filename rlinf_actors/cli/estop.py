@@ -125,8 +125,7 @@ def _release(options: argparse.Namespace) -> int:
     elif answer.lifted:
         say(f"LIFTED       {target.address}: {answer.lifted}", sys.stdout)
     else:
-        what = "nothing was in force that this lifts" if answer.lifted == "" else "an earlier version does not say what"
-        say(f"LIFTED       {target.address}: {what}", sys.stdout)
+        say(f"LIFTED       {target.address}: nothing was in force that this lifts", sys.stdout)
     for line in answer.stopped:
         say(f"still in force: {line}")
     if not answer.stopped:

@@ -194,10 +194,10 @@ class RobotTable:
         self._head.emit(commands.Persist(change, *answers))
 
     def _release(self, key: str, asked: EStop) -> EStopped:
-        released = self._stops.pop(key, None)
+        released = self._stops.pop(key, "")
         text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
         self._head.emit(commands.LogEvent("estop_released", text, namespace=asked.namespace or ""))
-        return EStopped([], self.stopped(), lifted=released or "")
+        return EStopped([], self.stopped(), lifted=released)
 
     def _press(self, key: str, asked: EStop) -> EStopped:
         if key not in (ALL, *self._stops):

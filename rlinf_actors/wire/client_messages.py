@@ -346,13 +346,13 @@ class EStopped(ControlMessage, frozen=True):
         hits: the workers that were told to make their robots safe.
         stopped: the stops that are now in force, one line each.
         warning: text if the change is in effect but could not be saved, so that a restarted head would not know it.
-        lifted: the text of the stop that `release` lifted, "" if none was in force. None from a head before protocol 6.
+        lifted: the text of the stop that `release` lifted, "" if it lifted none.
     """
 
     hits: OfGroup[values.RobotStop] = []
     stopped: OfCluster[Text] = []
     warning: Text = ""
-    lifted: Union[Text, None] = None
+    lifted: Text = ""
 
 
 class EndGroup(ControlMessage, frozen=True):
