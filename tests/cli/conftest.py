@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from cli_kit import example_status
+from estop_kit import Machine
 
 from rlinf_actors.cli import app, queries
 from rlinf_actors.wire.client_messages import Status
@@ -34,3 +39,17 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         return code, out, err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[tuple[Machine, str, str]]:
+    """A machine with two heads that many tests share; each leaves no stop in force for all jobs."""
+    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:
+        made = Machine(Path(folder), ends)
+        yield made, made.head()[1], made.head()[1]
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:  # a short path, for unix sockets
+        yield Machine(Path(folder), ends)

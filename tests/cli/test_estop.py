@@ -2,105 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, redirect_stdout
+from contextlib import closing
 from pathlib import Path
-from unittest import mock
 
 import pace
 import pytest
+from estop_kit import COMMAND
 from namespaces import can_unshare
 
-from rlinf_actors.cli import app
 from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR, KEY_DIR, RUN_DIR
 
 pytestmark = pytest.mark.live
 
-COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
 OTHER_USER = 61008
 OTHER_USER_PY = Path(__file__).parents[1] / "live" / "other_user.py"
-PRIVATE = """
-import sys
-from rlinf_actors import Cluster
-with Cluster(num_nodes=1):
-    print("up", flush=True)
-    sys.stdin.read()
-"""
-
-
-class Machine:
-    """A directory that stands for a machine: an emergency stop finds its heads there only."""
-
-    def __init__(self, folder: Path, ends: ExitStack) -> None:
-        self.heads = folder / "heads"
-        self.heads.mkdir()
-        self.env = {**os.environ, HEADS_DIR: str(self.heads), KEY_DIR: str(folder / "keys"), RUN_DIR: str(folder)}
-        self.env.pop(HEAD, None)
-        self._ends = ends
-
-    def start(self, *command: str, **options: object) -> tuple[subprocess.Popen[str], str]:
-        """Start a process; return it and its first line. It is killed at the end."""
-        env = {**self.env, **options.pop("env", {})}
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env, **options
-        )
-        self._ends.enter_context(process)
-        self._ends.callback(process.kill)
-        return process, process.stdout.readline().strip()
-
-    def head(self, **options: object) -> tuple[subprocess.Popen[str], str]:
-        """A standing head and its address."""
-        return self.start(*COMMAND, "head", "--listen", "127.0.0.1:0", **options)
-
-    def private(self, folder: Path) -> subprocess.Popen[str]:
-        """A script with a private cluster."""
-        (folder / "train.py").write_text(PRIVATE)
-        path = {"PYTHONPATH": ":".join(sys.path)}
-        process, said = self.start(sys.executable, str(folder / "train.py"), cwd=folder, env=path)
-        assert said == "up"
-        return process
-
-    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *arguments], env={**self.env, **env}, capture_output=True, text=True, check=False,
-            timeout=pace.PATIENCE_S,
-        )  # fmt: skip
-
-    def estop(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return self.run("estop", *arguments, **env)
-
-    def in_force(self, address: str) -> list[str]:
-        with mock.patch.dict(os.environ, self.env, clear=True), redirect_stdout(io.StringIO()) as out:
-            app.run(["status", "--json", "--head", address])
-        return json.loads(out.getvalue())["estop"]
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[tuple[Machine, str, str]]:
-    """A machine with two heads that many tests share; each leaves no stop in force for all jobs."""
-    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:
-        made = Machine(Path(folder), ends)
-        yield made, made.head()[1], made.head()[1]
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:  # a short path, for unix sockets
-        yield Machine(Path(folder), ends)
 
 
 def test_every_cluster_of_this_machine_is_stopped_and_named(lab, tmp_path):
@@ -317,175 +241,6 @@ def test_other_commands_with_several_heads_list_them(lab):
     for address in (one, other):
         (line,) = (line for line in done.stderr.splitlines() if f"--head {address} " in line)
         assert re.search(r"head, pid \d+, up .*: rlinf_actors\.cli\.main head --listen 127\.0\.0\.1:0", line)
-
-
-# --- the button ---
-
-
-class Armed:
-    """A running `rlinf-actors estop --arm`, and its output."""
-
-    def __init__(self, machine: Machine, *arguments: str, stdin: int = subprocess.PIPE, heads: int = 2) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, "estop", "--arm", "--json", *arguments], env=machine.env, stdin=stdin,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.until("armed", heads)
-
-    def until(self, event: str, armed: int | None = None) -> dict:
-        """Wait for the next line with this event and *armed* heads."""
-        while True:
-            said = json.loads(self.process.stdout.readline())
-            if said.get("event") == event and armed in (None, said["armed"]):
-                return said
-
-    def end(self) -> tuple[int, dict, str]:
-        """Wait for the end; return exit code, report ({} without a stop), and stderr."""
-        out, err = (
-            self.process.stdout.read(),
-            self.process.stderr.read(),
-        )  # communicate() omits lines that readline() has read
-        reports = [json.loads(line) for line in out.splitlines() if "clusters" in line]
-        return self.process.wait(pace.PATIENCE_S), reports[-1] if reports else {}, err
-
-    def __enter__(self) -> Armed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        with self.process:
-            pass
-
-
-class Stalls(threading.Thread):
-    """The control: the longest stall of a thread that should run every few milliseconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.worst_s = 0.0
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        while not self._over.is_set():
-            due = time.monotonic() + 0.002
-            self._over.wait(0.002)
-            self.worst_s = max(self.worst_s, time.monotonic() - due)
-
-    def __enter__(self) -> Stalls:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.join()
-
-
-def test_the_button_stops_every_head_within_20_ms(lab):
-    machine, one, other = lab
-    with Armed(machine, "--job", "button") as armed:
-        with Stalls() as stalls:
-            began = time.monotonic()
-            os.write(armed.process.stdin.fileno(), b"\n")
-            said = armed.until("pressed")
-        code, report, _ = armed.end()
-    assert said["sent_at"] - began - stalls.worst_s < 0.02, stalls.worst_s
-    assert (code, report["complete"]) == (0, True)
-    assert sorted(cluster["head"] for cluster in report["clusters"]) == sorted([one, other])
-    assert any("'button'" in line for line in machine.in_force(one))
-
-
-@pytest.mark.parametrize(("on_loss", "code"), [("stop", 0), ("exit", 130)])
-def test_end_of_the_pipe_counts_as_pressed_unless_on_loss_says_otherwise(lab, on_loss, code):
-    machine, one, _ = lab
-    with Armed(machine, "--job", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
-        armed.process.stdin.close()
-        assert armed.end()[0] == code
-    assert any(f"loss-{on_loss}" in line for line in machine.in_force(one)) == (on_loss == "stop")
-
-
-def test_sigterm_disarms_the_button(lab):
-    with Armed(lab[0]) as armed:
-        armed.process.terminate()
-        code, report, err = armed.end()
-    assert (code, report) == (130, {})
-    assert "disarmed: no robot was stopped" in err
-
-
-@pytest.mark.parametrize(("key", "code"), [(b"\n", 0), (b"\x04", 130)])
-def test_enter_on_a_terminal_stops_and_control_d_disarms(lab, key, code):
-    ours, theirs = pty.openpty()
-    try:
-        with Armed(lab[0], "--job", "terminal", stdin=theirs) as armed:
-            os.write(ours, key)
-            assert armed.end()[0] == code
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
-@pytest.mark.parametrize("end", ["level", "gone"])
-def test_a_gpio_line_stops_by_its_level_and_by_its_loss(lab, tmp_path, end):
-    line = tmp_path / "value"
-    line.write_text("1\n")
-    namespace = ("--job", "gpio")
-    with Armed(lab[0], *namespace, "--gpio-file", str(line), "--gpio-at", "0", stdin=subprocess.DEVNULL) as armed:
-        if end == "level":
-            line.write_text("0\n")
-        else:
-            line.unlink()
-        code, report, _ = armed.end()
-    assert (code, report["complete"]) == (0, True)
-
-
-def test_gpio_line_at_its_level_stops_at_once(lab, tmp_path):
-    (tmp_path / "value").write_text("1\n")
-    done = lab[0].estop("--arm", "--job", "gpio", "--gpio-file", str(tmp_path / "value"))
-    assert done.returncode == 0, done
-    assert done.stdout.count("STOPPED") == 2
-
-
-@pytest.mark.skipif(not can_unshare("--mount", "true"), reason="needs root and mount namespaces")
-def test_kernel_file_is_awaited_with_pollpri():
-    code = """
-        import select, subprocess
-        from rlinf_actors.cli.estop_button import Line
-        line = Line("/proc/self/mounts", "1")
-        waiting = select.poll()
-        waiting.register(line.fd, line.events)
-        while waiting.poll(0):
-            line.pressed()
-        subprocess.run(["mount", "-t", "tmpfs", "none", "/mnt"], check=True)
-        assert waiting.poll(60000)
-        assert line.pressed() is False
-    """
-    subprocess.run(["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)], check=True)
-
-
-def test_a_button_without_input_is_refused(lab):
-    done = subprocess.run(
-        [*COMMAND, "estop", "--arm"], env=lab[0].env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 64
-    assert "standard input is neither a terminal nor a pipe. Run it on a terminal, or give --gpio-file" in done.stderr
-
-
-def test_button_reports_new_suspended_and_ended_heads(machine):
-    _, one = machine.head()
-    with Armed(machine, heads=1) as armed:
-        process, other = machine.head()
-        assert armed.until("armed", 2)["head"] == other
-        process.send_signal(signal.SIGSTOP)
-        lost = armed.until("lost", 1)
-        assert lost["head"] == other
-        assert "ENTER DOES NOT REACH IT NOW" in lost["text"]
-        process.send_signal(signal.SIGCONT)
-        assert armed.until("armed", 2)["text"] == "again"
-        process.kill()
-        assert armed.until("ended", 1)["head"] == other
-        armed.process.stdin.close()
-        code, report, _ = armed.end()
-    assert (code, [cluster["head"] for cluster in report["clusters"]]) == (0, [one])
 
 
 # --- cost ---

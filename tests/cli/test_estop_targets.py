@@ -15,7 +15,7 @@ import msgspec
 import pace
 import pytest
 import zmq
-from test_estop import Machine
+from estop_kit import Machine
 
 from rlinf_actors.cli import estop_targets
 from rlinf_actors.errors import ConfigError

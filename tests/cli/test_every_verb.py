@@ -73,7 +73,7 @@ FILES = (
 """Verbs that change or read files only, such as the keys of a head that does not run."""
 OTHERS = {
     "attach": "talks to a debugger: test_attach_command.py test_terminal_detaches_and_is_told_of_the_workers_death",
-    "estop": "is no verb of click: test_estop.py test_enter_on_a_terminal_stops_and_control_d_disarms",
+    "estop": "is no verb of click: test_estop_button.py test_enter_on_a_terminal_stops_and_control_d_disarms",
     "group list stop": "is `group stop`: test_groups_command.py test_a_group_is_ended_by_its_name",
     "groups stop": "is `group stop`: test_groups_command.py test_a_group_is_ended_by_its_name",
     "head": "goes on: test_every_verb.py test_a_head_with_keys_in_narrow_terminals",
