@@ -124,15 +124,17 @@ def _release(options: argparse.Namespace) -> int:
         print_json({"head": target.address, "lifted": answer.lifted, **summary(answer)})
     elif answer.lifted:
         say(f"LIFTED       {target.address}: {answer.lifted}", sys.stdout)
-    else:
-        say(f"LIFTED       {target.address}: nothing was in force that this lifts", sys.stdout)
     for line in answer.stopped:
         say(f"still in force: {line}")
     if not answer.stopped:
         say(f"no emergency stop is in force at {target.address}")
     if answer.warning:
         say(f"warning: {answer.warning}")
-    return SUCCESS
+    if answer.lifted or not (options.namespace or answer.stopped):
+        return SUCCESS
+    what = f"JOB {options.namespace!r}" if options.namespace else "ALL JOBS"
+    say(f"NOTHING WAS LIFTED: NO STOP OF {what} IS IN FORCE AT {target.address}")
+    return UNAVAILABLE
 
 
 def _list_heads(targets: Sequence[StopTarget]) -> None:

@@ -242,13 +242,16 @@ class Report:
         self._as_json = as_json
         self._clusters: list[dict[str, Any]] = []
         self._silent: list[str] = []
+        self._without_job = 0  # heads that do not have the job of --job
 
     def add(self, target: StopTarget, answer: Answer) -> None:
         if not isinstance(answer, EStopped):
             why = f"it refused: {answer.text}" if isinstance(answer, Failed) else str(answer)
+            unknown = isinstance(answer, Failed) and answer.kind == "not_found"
+            self._without_job += unknown
             nothing = {"hits": [], "in_force": [], "warning": ""}
             self._clusters.append({**_cluster(target), "acknowledged": False, "error": why, **nothing})
-            self._line(f"NOT STOPPED  {target.address}: {why} ({target.description})")
+            self._line(f"{'NO SUCH JOB' if unknown else 'NOT STOPPED'}  {target.address}: {why} ({target.description})")
             return
         self._clusters.append({**_cluster(target), "acknowledged": True, "error": "", **summary(answer)})
         workers = len(answer.hits)
@@ -268,9 +271,10 @@ class Report:
         """Print the overall result of the emergency stop and return the exit code. *known* is the result of the search
         for heads.
         """
-        missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
+        done = sum(cluster["acknowledged"] for cluster in self._clusters)
+        missing = len(self._clusters) - done - self._without_job
         kept = not any(cluster["warning"] for cluster in self._clusters)
-        complete = bool(self._clusters) and not missing and not self._silent and not known.troubles and kept
+        complete = done > 0 and not missing and not self._silent and not known.troubles and kept
         if self._as_json:
             hits = [hit for cluster in self._clusters for hit in cluster["hits"]]
             in_force = [line for cluster in self._clusters for line in cluster["in_force"]]
@@ -289,13 +293,15 @@ class Report:
                 f"none is configured: name it by --head HOST:PORT, RLINF_HEAD, or /etc/{discovery.CLIENT_FILE}"
             )
         elif missing:
-            say(f"{len(missing)} OF {len(self._clusters)} HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. {MAY_MOVE}")
+            say(f"{missing} OF {len(self._clusters)} HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. {MAY_MOVE}")
+        elif not done:
+            say(f"NOTHING WAS STOPPED: NO HEAD HAS THAT JOB. {MAY_MOVE}")
         elif self._silent or known.troubles:
             say(f"THE EMERGENCY STOP IS NOT CONFIRMED EVERYWHERE. {MAY_MOVE}")
         elif not kept:
             say("THE EMERGENCY STOP IS NOT ON DISK EVERYWHERE: PRESS AGAIN WHEN THAT HEAD HAS BEEN RESTARTED.")
         else:
-            say("every known head has acknowledged; `rlinf-actors estop --release` lifts it")
+            say("every known head has acknowledged" + (" that has this job" if self._without_job else ""))
         return SUCCESS if complete else UNAVAILABLE
 
     def _line(self, text: str) -> None:

@@ -71,7 +71,7 @@ def status(head: str | None, as_json: bool) -> None:
         }
     )
     for stop in data["estop"]:
-        echo(f"stopped   {plain(stop)}; lift it with `rlinf-actors estop --release`")
+        echo(f"stopped   {plain(stop)}")
     for hook in found.hooks:
         echo(f"notify    {plain(_hook(hook))}")
     for trouble in data["trouble"]:

@@ -51,9 +51,8 @@ LIMITS: dict[str, Limit] = {
     "readers": Limit(1024, "readers of the event log", "head", ": end some of them"),
     # Leaves room for the readers of others.
     "readers of a key": Limit(32, "readers of the event log", "key", ": end some of them"),
-    # Drains and emergency stops stay on disk until a person undoes them, drains also when the node never comes back.
+    # Drains stay on disk until a person undoes them, also when the node never comes back.
     "drains": Limit(4096, "nodes that are being drained", "head", ": undo some of them (`rlinf-actors nodes`)"),
-    "emergency stops": Limit(1000, "emergency stops of jobs", "head", ": stop all robots instead"),
 }
 
 KEPT_OF_ONE = 1024

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from rlinf_actors.head import commands, quotas
+from rlinf_actors.head import commands
 from rlinf_actors.head.event_log import of_group, of_worker
-from rlinf_actors.head.owners import first_of
 from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
@@ -200,8 +199,9 @@ class RobotTable:
         return EStopped([], self.stopped(), lifted=released)
 
     def _press(self, key: str, asked: EStop) -> EStopped:
-        if key not in (ALL, *self._stops):
-            quotas.check("emergency stops", "the head", len(self._stops), lambda: first_of(self.stopped(), str))
+        if not self._knows(key):
+            jobs = ", ".join(sorted({group.namespace for group in self._robot_groups()}))
+            raise commands.Refused("not_found", f"it has no job {key!r}; jobs with robots: {jobs or 'none'}")
         where = f"job {asked.namespace!r}" if asked.namespace is not None else "all jobs"
         because = f": {asked.reason}" if asked.reason else ""
         reason = f"emergency stop by {asked.by}{because}"
@@ -210,20 +210,25 @@ class RobotTable:
         self._head.launches.retry_waiting()  # launches that wait for a robot are refused at once
         return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
 
+    def _knows(self, key: str) -> bool:
+        """Return True if the job *key* is there, or may be on a node that has not come back to a restarted head."""
+        groups = self._head.groups.of_job(key)
+        return key in (ALL, *self._stops) or key in self._head.jobs or bool(groups or self._head.nodes.missing)
+
     def stopped(self) -> list[str]:
-        """Return one line of text for each emergency stop in force."""
-        return list(self._stops.values())
+        """Return one line of text for each emergency stop in force, with the command that releases it."""
+        return [f"{text}; lift it with {_release_of(key)}" for key, text in self._stops.items()]
 
     def check(self, asked: Launch) -> None:
         """Raise Refused if the launch uses robots and an emergency stop is in force for its namespace."""
         stop = self._in_force(asked.namespace)
         robots = sorted({claim.title for spec in asked.workers for claim in spec.claims}) if stop else []
         if robots:
-            option = "" if ALL in self._stops else f" --job {asked.namespace}"
+            lift = _release_of(ALL if ALL in self._stops else asked.namespace)
             raise commands.Refused(
                 "emergency_stop",
                 f"group {asked.group!r} uses {', '.join(robots)}, and robots are stopped: {stop}. When it is safe, "
-                f"release it with `rlinf-actors estop --release{option}`",
+                f"release it with {lift}",
             )
 
     def node_back(self, node: Node) -> None:
@@ -256,6 +261,10 @@ class RobotTable:
                     )
                 )
         return hits
+
+
+def _release_of(key: str) -> str:
+    return f"`rlinf-actors estop --release{'' if key == ALL else f' --job {key}'}`"
 
 
 def titles(worker: WorkerRecord) -> str:

@@ -42,11 +42,19 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[tuple[Machine, str, str]]:
-    """A machine with two heads that many tests share; each leaves no stop in force for all jobs."""
+def shared_lab() -> Iterator[tuple[Machine, str, str]]:
     with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:
         made = Machine(Path(folder), ends)
         yield made, made.head()[1], made.head()[1]
+
+
+@pytest.fixture
+def lab(shared_lab: tuple[Machine, str, str]) -> Iterator[tuple[Machine, str, str]]:
+    """A machine with two heads that the tests of a module share. The test's emergency stop of all jobs ends with it."""
+    yield shared_lab
+    machine, *addresses = shared_lab
+    for address in addresses:
+        machine.ask(address, "estop", "--release")
 
 
 @pytest.fixture

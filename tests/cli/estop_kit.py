@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pace
@@ -20,7 +21,7 @@ COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
 PRIVATE = """
 import sys
 from rlinf_actors import Cluster
-with Cluster(num_nodes=1):
+with Cluster(num_nodes=1, namespace="lab"):
     print("up", flush=True)
     sys.stdin.read()
 """
@@ -52,7 +53,7 @@ class Machine:
         return self.start(*COMMAND, "head", "--listen", "127.0.0.1:0", **options)
 
     def private(self, folder: Path) -> subprocess.Popen[str]:
-        """A script with a private cluster."""
+        """A script with a private cluster, and the job `lab` in it."""
         (folder / "train.py").write_text(PRIVATE)
         path = {"PYTHONPATH": ":".join(sys.path)}
         process, said = self.start(sys.executable, str(folder / "train.py"), cwd=folder, env=path)
@@ -68,10 +69,14 @@ class Machine:
     def estop(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return self.run("estop", *arguments, **env)
 
-    def in_force(self, address: str) -> list[str]:
+    def ask(self, address: str, *words: str) -> dict[str, Any]:
+        """Run a command in this process; return what it prints."""
         with mock.patch.dict(os.environ, self.env, clear=True), redirect_stdout(io.StringIO()) as out:
-            app.run(["status", "--json", "--head", address])
-        return json.loads(out.getvalue())["estop"]
+            app.run([*words, "--json", "--head", address])
+        return json.loads(out.getvalue())
+
+    def in_force(self, address: str) -> list[str]:
+        return self.ask(address, "status")["estop"]
 
 
 class Armed:

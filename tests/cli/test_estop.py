@@ -47,12 +47,12 @@ def test_every_cluster_of_this_machine_is_stopped_and_named(lab, tmp_path):
 
 def test_json_reports_each_cluster(lab):
     machine, *addresses = lab
-    said = json.loads(machine.estop("--json", "--job", "json").stdout)
+    said = json.loads(machine.estop("--json", "--reason", "json").stdout)
     assert sorted(cluster["head"] for cluster in said["clusters"]) == sorted(addresses)
     for cluster in said["clusters"]:
         assert (cluster["kind"], cluster["endpoints"]) == ("head", [f"tcp://{cluster['head']}"])
         assert (cluster["acknowledged"], cluster["error"], cluster["hits"]) == (True, "", [])
-        assert any("'json'" in line for line in cluster["in_force"])
+        assert any("json" in line for line in cluster["in_force"])
     assert said["in_force"] == [line for cluster in said["clusters"] for line in cluster["in_force"]]
     assert (said["complete"], said["hits"]) == (True, [])
 
@@ -81,7 +81,7 @@ def test_a_head_that_does_not_acknowledge_is_reported_and_delays_no_other(machin
 def test_absent_configured_head_fails_and_the_others_are_stopped(lab):
     machine, address, _ = lab
     with closing(HeldPorts()) as ports:
-        done = machine.estop("--job", "x", **{HEAD: f"127.0.0.1:{ports.hold()}"})
+        done = machine.estop(**{HEAD: f"127.0.0.1:{ports.hold()}"})
     assert done.returncode == 69
     assert f"STOPPED      {address}" in done.stdout
     (failed,) = (line for line in done.stdout.splitlines() if line.startswith("NOT STOPPED  127.0.0.1:"))
@@ -92,7 +92,7 @@ def test_absent_configured_head_fails_and_the_others_are_stopped(lab):
 
 def test_an_unknown_host_is_reported_and_the_others_are_stopped(lab):
     machine, address, _ = lab
-    done = machine.estop("--job", "x", **{HEAD: "nosuch.invalid:6380"})
+    done = machine.estop(**{HEAD: "nosuch.invalid:6380"})
     assert done.returncode == 69
     assert f"STOPPED      {address}" in done.stdout
     assert "NOT STOPPED  nosuch.invalid:6380: its name 'nosuch.invalid' cannot be resolved" in done.stdout
@@ -108,7 +108,7 @@ def test_wrong_settings_do_not_prevent_a_stop(lab, tmp_path):
     machine, address, _ = lab
     (tmp_path / "client.toml").write_text("haed = 1\n")
     for wrong in ({CLIENT_CONFIG: str(tmp_path / "client.toml")}, {"RLINF_TIMEOUT": "long"}):
-        done = machine.estop("--job", "x", **wrong)
+        done = machine.estop(**wrong)
         assert done.returncode == 69, "an unreadable record may hide a head"
         assert f"STOPPED      {address}" in done.stdout
         assert "TROUBLE: " in done.stderr
@@ -126,9 +126,9 @@ def test_the_client_file_names_a_head_elsewhere(machine, tmp_path):
 
 def test_head_limits_the_stop_to_one_head(lab):
     machine, one, other = lab
-    assert machine.estop("--head", one, "--job", "only").returncode == 0
-    assert any("'only'" in line for line in machine.in_force(one))
-    assert not any("'only'" in line for line in machine.in_force(other))
+    assert machine.estop("--head", one).returncode == 0
+    assert machine.in_force(one)
+    assert not machine.in_force(other)
 
 
 def test_head_of_a_local_agentd_is_stopped(machine, tmp_path):
@@ -219,19 +219,52 @@ def test_release_with_several_heads_lists_them_and_lifts_no_stop(lab):
     assert machine.estop("--release", "--head", one).returncode == 0
 
 
-def test_release_names_the_lifted_stop(lab):
-    machine, address, _ = lab
+def test_release_names_the_lifted_stop(lab, tmp_path):
+    machine, *_ = lab
+    script = machine.private(tmp_path)
+    pressed = json.loads(machine.estop("--json", "--job", "lab", "--reason", "dust").stdout)
+    (address,) = (cluster["head"] for cluster in pressed["clusters"] if cluster["acknowledged"])
     machine.estop("--head", address, "--reason", "smoke")
-    machine.estop("--head", address, "--job", "lab", "--reason", "dust")
     done = machine.estop("--release", "--head", address)
     assert done.returncode == 0
     assert done.stdout.startswith(f"LIFTED       {address}: emergency stop by ")
     assert "smoke" in done.stdout
-    assert "still in force: emergency stop by" in done.stderr
-    assert "dust" in done.stderr
+    (left,) = (line for line in done.stderr.splitlines() if line.startswith("still in force: emergency stop by"))
+    assert "dust (job 'lab'); lift it with `rlinf-actors estop --release --job lab`" in left
     again = machine.estop("--release", "--head", address)
-    assert again.returncode == 0
-    assert "nothing was in force that this lifts" in again.stdout
+    assert (again.returncode, again.stdout) == (69, "")
+    assert f"NOTHING WAS LIFTED: NO STOP OF ALL JOBS IS IN FORCE AT {address}" in again.stderr
+    assert "dust" in machine.estop("--release", "--job", "lab", "--head", address).stdout
+    none = machine.estop("--release", "--head", address)
+    assert (none.returncode, none.stderr) == (0, f"no emergency stop is in force at {address}\n")
+    script.communicate()
+
+
+def test_names_that_no_head_knows_fail_in_capitals(lab):
+    machine, one, _ = lab
+    typo = machine.estop("--job", "TYPO")
+    assert typo.returncode == 69
+    assert typo.stdout.count("it refused: it has no job 'TYPO'; jobs with robots: none") == 2
+    assert "NOTHING WAS STOPPED: NO HEAD HAS THAT JOB. ROBOTS MAY STILL MOVE" in typo.stderr
+    assert machine.in_force(one) == []
+    released = machine.estop("--release", "--job", "TYPO", "--head", one)
+    assert released.returncode == 69
+    assert f"NOTHING WAS LIFTED: NO STOP OF JOB 'TYPO' IS IN FORCE AT {one}" in released.stderr
+
+
+def test_job_of_one_cluster_is_stopped_there_and_its_printed_command_lifts_that(lab, tmp_path):
+    machine, one, _ = lab
+    script = machine.private(tmp_path)
+    done = machine.estop("--job", "lab")
+    assert done.returncode == 0, "the other heads do not have the job"
+    assert f"NO SUCH JOB  {one}: it refused: it has no job 'lab'" in done.stdout
+    address = re.search(r"^STOPPED +(\S+):", done.stdout, re.MULTILINE)[1]
+    printed = re.search(r"in force: .*lift it with `rlinf-actors (.*)`", done.stdout)[1]
+    (stop,) = machine.in_force(address)
+    assert f"`rlinf-actors {printed}`" in stop
+    assert machine.run(*printed.split(), "--head", address).stdout.startswith(f"LIFTED       {address}")
+    assert machine.in_force(address) == []
+    script.communicate()
 
 
 def test_other_commands_with_several_heads_list_them(lab):

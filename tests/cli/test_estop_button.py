@@ -43,7 +43,7 @@ class Stalls(threading.Thread):
 
 def test_the_button_stops_every_head_within_20_ms(lab):
     machine, one, other = lab
-    with Armed(machine, "--job", "button") as armed:
+    with Armed(machine, "--reason", "button") as armed:
         with Stalls() as stalls:
             began = time.monotonic()
             os.write(armed.process.stdin.fileno(), b"\n")
@@ -52,13 +52,13 @@ def test_the_button_stops_every_head_within_20_ms(lab):
     assert said["sent_at"] - began - stalls.worst_s < 0.02, stalls.worst_s
     assert (code, report["complete"]) == (0, True)
     assert sorted(cluster["head"] for cluster in report["clusters"]) == sorted([one, other])
-    assert any("'button'" in line for line in machine.in_force(one))
+    assert any("button" in line for line in machine.in_force(one))
 
 
 @pytest.mark.parametrize(("on_loss", "code"), [("stop", 0), ("exit", 130)])
 def test_end_of_the_pipe_counts_as_pressed_unless_on_loss_says_otherwise(lab, on_loss, code):
     machine, one, _ = lab
-    with Armed(machine, "--job", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
+    with Armed(machine, "--reason", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
         armed.process.stdin.close()
         assert armed.end()[0] == code
     assert any(f"loss-{on_loss}" in line for line in machine.in_force(one)) == (on_loss == "stop")
@@ -76,7 +76,7 @@ def test_sigterm_disarms_the_button(lab):
 def test_enter_on_a_terminal_stops_and_control_d_disarms(lab, key, code):
     ours, theirs = pty.openpty()
     try:
-        with Armed(lab[0], "--job", "terminal", stdin=theirs) as armed:
+        with Armed(lab[0], stdin=theirs) as armed:
             os.write(ours, key)
             assert armed.end()[0] == code
     finally:
@@ -88,8 +88,7 @@ def test_enter_on_a_terminal_stops_and_control_d_disarms(lab, key, code):
 def test_a_gpio_line_stops_by_its_level_and_by_its_loss(lab, tmp_path, end):
     line = tmp_path / "value"
     line.write_text("1\n")
-    namespace = ("--job", "gpio")
-    with Armed(lab[0], *namespace, "--gpio-file", str(line), "--gpio-at", "0", stdin=subprocess.DEVNULL) as armed:
+    with Armed(lab[0], "--gpio-file", str(line), "--gpio-at", "0", stdin=subprocess.DEVNULL) as armed:
         if end == "level":
             line.write_text("0\n")
         else:
@@ -100,7 +99,7 @@ def test_a_gpio_line_stops_by_its_level_and_by_its_loss(lab, tmp_path, end):
 
 def test_gpio_line_at_its_level_stops_at_once(lab, tmp_path):
     (tmp_path / "value").write_text("1\n")
-    done = lab[0].estop("--arm", "--job", "gpio", "--gpio-file", str(tmp_path / "value"))
+    done = lab[0].estop("--arm", "--gpio-file", str(tmp_path / "value"))
     assert done.returncode == 0, done
     assert done.stdout.count("STOPPED") == 2
 

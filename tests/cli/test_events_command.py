@@ -32,6 +32,7 @@ def head(tmp_path, monkeypatch) -> Iterator[str]:
         network = ZmqNetwork(loop)
         made = HeadServer(network)
         made.start([endpoint])
+        made._coordinator.jobs.token("lab")  # opens the job
         up.set()
         return network, made
 

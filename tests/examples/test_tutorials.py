@@ -169,7 +169,7 @@ def test_robot_cell_sends_frames_and_stops_when_its_button_is_pressed(tmp_path, 
                 os.close(theirs)
                 shown = until(ours, "ARMED")
                 os.write(ours, b"\n")
-                shown += until(ours, "lifts it")
+                shown += until(ours, "every known head has acknowledged")
             assert button.returncode == 0
             _, error = driver.communicate(timeout=pace.PATIENCE_S)
         finally:

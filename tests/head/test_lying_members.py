@@ -17,7 +17,6 @@ from rlinf_actors.wire.client_messages import (
     ClientGone,
     DrainNode,
     EStop,
-    EStopped,
     GetEvents,
     GetNodes,
     GetStatus,
@@ -300,16 +299,6 @@ def test_drivers_of_one_key_are_limited(kit):
     assert "They are a driver (pid 100 on a machine without an agentd); a driver (" in last.text
     assert last.text.endswith("; and 997 more")
     assert isinstance(kit.driver("ann", namespace="ann"), Welcome)
-
-
-def test_namespace_stops_are_limited_and_a_stop_of_all_is_always_possible(kit):
-    for n in range(LIMITS["emergency stops"].most):
-        assert isinstance(kit.ask("w", EStop("me", namespace=f"made up {n}")), EStopped)
-    refused = kit.ask("w", EStop("me", namespace="one more")).text
-    assert "stop all robots instead. They are emergency stop by me" in refused
-    assert refused.endswith("; and 997 more")
-    assert isinstance(kit.ask("w", EStop("me")), EStopped)
-    assert len(kit.disk.stops) == LIMITS["emergency stops"].most + 1
 
 
 @pytest.mark.parametrize("name", ["a b", "a\x1b[2J", "..", "a/b", "a" * 129, "größe"])

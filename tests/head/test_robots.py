@@ -222,7 +222,8 @@ class TestEmergencyStop:
         assert (hit.worker, hit.namespace, hit.robots, hit.reached) == ("env:0", "ns", ["Franka 10.10.10.1"], True)
         assert kit.sent(StopWorkers) == [StopWorkers(["env-0"], 0.0, "emergency stop by kim@lab: a hand in the cell")]
         assert kit.head.status(kit.now).stopped == answer.stopped
-        assert answer.stopped == ["emergency stop by kim@lab: a hand in the cell (all jobs)"]
+        lift = "; lift it with `rlinf-actors estop --release`"
+        assert answer.stopped == [f"emergency stop by kim@lab: a hand in the cell (all jobs){lift}"]
 
     def test_emergency_stop_names_silent_nodes_as_not_reached(self):
         kit = HeadKit(beat_s=0.5)
@@ -246,11 +247,22 @@ class TestEmergencyStop:
         assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER]))), Refuse)
 
     def test_stop_of_a_namespace_affects_that_namespace_only(self, kit):
-        assert kit.ask("observer", EStop("kim@lab", namespace="other")).hits == []
-        assert not isinstance(kit.ask("d1", Launch("ns", "more", "m:C", specs("more", [0], [OTHER]))), Refuse)
         kit.driver("d2", namespace="other")
+        pressed = kit.ask("observer", EStop("kim@lab", namespace="other"))
+        assert (pressed.hits, "`rlinf-actors estop --release --job other`" in pressed.stopped[0]) == ([], True)
+        assert not isinstance(kit.ask("d1", Launch("ns", "more", "m:C", specs("more", [0], [OTHER]))), Refuse)
         refused = kit.ask("d2", Launch("other", "env", "m:C", specs("env", [0], [ARM], "other")))
         assert "`rlinf-actors estop --release --job other`" in refused.text
+
+    def test_stop_of_an_unknown_job_is_refused_and_names_the_jobs_with_robots(self, kit):
+        refused = kit.ask("observer", EStop("kim@lab", namespace="typo"))
+        assert (refused.kind, refused.text) == ("not_found", "it has no job 'typo'; jobs with robots: ns")
+        assert kit.head.status(kit.now).stopped == []
+
+    def test_restarted_head_takes_the_stop_of_a_job_that_it_does_not_know_yet(self):
+        kit = restart_kit.cluster(2)
+        kit.restart()
+        assert isinstance(kit.ask("observer", EStop("kim@lab", namespace="ns")), EStopped)
 
     def test_restarted_head_keeps_an_emergency_stop_until_its_release(self):
         kit = restart_kit.cluster(2)
@@ -259,7 +271,8 @@ class TestEmergencyStop:
         for node in (0, 1):
             restart_kit.back(kit, node)
         restart_kit.returns(kit)
-        assert kit.ask("observer", GetStatus()).stopped == ["emergency stop by kim@lab: smoke (all jobs)"]
+        (stop,) = kit.ask("observer", GetStatus()).stopped
+        assert stop.startswith("emergency stop by kim@lab: smoke (all jobs); lift it with ")
         kit.wait(kit.timing.robot_settle_s + 1)
         refused = kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER])))
         assert isinstance(refused, Refuse)
