@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 from rlinf_actors.cli.estop_targets import (
+    DEADLINE_S,
     KnownHeads,
     Report,
     StopTarget,
@@ -302,7 +303,7 @@ class Button:
             self._asker.ask(target.asked, self._question)
         self._print("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())
         before = set(self._targets)
-        self._find_heads(quiet=True)
+        self._find_heads(pressed=True)
         for key in self._targets.keys() - before:
             self._asker.ask(self._targets[key].asked, self._question)
         report = Report(self._options.as_json)
@@ -312,7 +313,7 @@ class Button:
 
     # --- the heads ---
 
-    def _find_heads(self, first: bool = False, quiet: bool = False) -> None:
+    def _find_heads(self, first: bool = False, pressed: bool = False) -> None:
         for path in (UNITS, *head_records.watched(settings_here(KnownHeads()))):
             with contextlib.suppress(OSError):  # the directory was just removed
                 self._watches.add(path, _OF_NAMES)  # before the search, so that no head that starts meanwhile is missed
@@ -322,14 +323,18 @@ class Button:
             if trouble not in troubles:
                 self._print("trouble", "", trouble)
         found = {target.key: target for target in known.targets}
+        now = time.monotonic()
         for key in self._targets.keys() - found.keys():
-            target = self._targets.pop(key)
-            self._asker.drop(target.asked)
-            if not quiet:
+            target = self._targets[key]
+            if not pressed and now - target.found_at >= DEADLINE_S:  # before, it may be restarting
+                del self._targets[key]
+                self._asker.drop(target.asked)
                 self._print("ended", target.address, "its head has ended", target)
         for key in found.keys() - self._targets.keys():
             self._targets[key] = found[key]
             self._asker.add(found[key].asked)
+        for key in found:
+            self._targets[key].found_at = now
         for key in found.keys() & self._targets.keys():
             target, ways = self._targets[key], found[key].asked.ways
             if not target.asked.up and len(ways) > len(target.asked.ways):  # a key for this head has appeared

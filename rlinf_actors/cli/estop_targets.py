@@ -32,7 +32,8 @@ from rlinf_actors.wire.control_codec import Body, Failed
 from rlinf_actors.wire.protocol import printable
 
 DEADLINE_S = 5.0
-"""Seconds that a head may take to answer. Stopping takes milliseconds, but a head saves the stop to disk first."""
+"""Seconds after which a head that has not answered is given up. Stopping takes milliseconds, but a head saves the stop
+to disk first, and it may be restarting."""
 OBSERVERS = ("head", "driver", "agent")
 """Roles whose key may be used to connect to the configured head, in the order in which they are tried."""
 _CANNOT_BE_WRONG = (HEAD, HEADS_DIR, RUN_DIR, KEY_DIR, KEY_FILE, HEAD_KEY)
@@ -52,14 +53,13 @@ class StopTarget:
     record: HeadRecord | None  # by which the head was found; None if it was found only in the configuration
     asked: RemoteHead  # the connection to the head
     state: str = "new"  # for the button: new, armed or lost
+    found_at: float = 0.0  # for the button: when a search last found the head (time.monotonic())
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identity of this head. A later search gives the same head the same identity, until the head's
-        process ends.
-        """
-        if self.record is not None and self.record.path:
-            return (self.record.path,)
+        """Identity of this head, also after a restart. A later search gives the same head the same identity."""
+        if self.record is not None:
+            return (str(self.record.user), *self.record.endpoints)
         return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
 
 
@@ -196,9 +196,7 @@ Answer = Union[EStopped, Status, Failed, str]
 
 
 def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[StopTarget, Answer]]:
-    """Connect to the heads *targets* and send *question* to each. Yield each head with its answer when the answer
-    arrives. Yield a head that cannot be reached, or does not answer in time, with the reason instead.
-    """
+    """Connect to the heads *targets* and send *question* to each. Yield as `answers_to` does."""
     asker = BlockingClient()
     try:
         for target in targets:
@@ -209,28 +207,48 @@ def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[Sto
         asker.close()
 
 
+@dataclass
+class _Open:
+    """A head that has not answered: why it is not reached, and when it is given up."""
+
+    target: StopTarget
+    within_s: float
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        self.until = time.monotonic() + self.within_s
+
+
 def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator[tuple[StopTarget, Answer]]:
-    """Wait at most DEADLINE_S for the answers of *targets*, which have been asked through *asker*. Yield each head with
-    its answer when the answer arrives. Yield a head that cannot be reached, or has not answered by the end of the
-    wait, with the reason instead.
+    """Yield each of *targets*, which have been asked through *asker*, with its answer when the answer arrives.
+
+    A head that is not reached may be restarting, so it is yielded with the reason after DEADLINE_S; each second a line
+    says why it is not reached.
     """
-    deadline = time.monotonic() + DEADLINE_S
-    waiting = {target.asked: target for target in targets}
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for event in asker.step(left)[0]:
-            if event.head not in waiting:
+    waiting = {target.asked: _Open(target, DEADLINE_S) for target in targets}
+    say_at = time.monotonic() + 1.0
+    while waiting:
+        wake_at = min([say_at, *(one.until for one in waiting.values())])
+        for event in asker.step(wake_at - time.monotonic())[0]:
+            one = waiting.get(event.head)
+            if one is None:
                 continue
-            if isinstance(event, HeadDown):
-                answer: Answer = event.why
-            elif isinstance(event, HeadAnswered) and isinstance(event.body, (EStopped, Status, Failed)):
-                answer = event.body
-            else:
-                continue  # it is connected, or has answered a beat
-            asker.drop(event.head)  # its further messages must not delay the other heads
-            yield waiting.pop(event.head), answer
-    for target in waiting.values():
-        how = "let this process in, but did not answer" if target.asked.up else "did not answer"
-        yield target, f"it {how} within {DEADLINE_S:g} s"
+            if not isinstance(event, HeadAnswered):
+                one.why = event.why if isinstance(event, HeadDown) else ""
+            elif isinstance(event.body, (EStopped, Status, Failed)):
+                del waiting[event.head]
+                asker.drop(event.head)  # its further messages must not delay the other heads
+                yield one.target, event.body
+        now = time.monotonic()
+        for one in [one for one in waiting.values() if now >= one.until]:
+            del waiting[one.target.asked]
+            how = "let this process in, but did not answer" if one.target.asked.up else "did not answer"
+            yield one.target, (f"{one.why}, for" if one.why else f"it {how} within") + f" {one.within_s:.3g} s"
+        if now >= say_at:
+            say_at = now + 1.0
+            for one in waiting.values():
+                why = one.why or "it has not answered"
+                say(f"waiting      {one.target.address}, {one.until - now:.0f} s more: {why}")
 
 
 class Report:

@@ -2,10 +2,11 @@
 
 asyncio takes longer to import than an emergency stop may take, so this is a second, small client of the head beside
 `net.rpc`. It blocks, on one thread, and polls all sockets together, so a head that does not answer delays no other. A
-head may have several routes (a unix socket, TCP). All of them are opened, and each request is sent once, on the first
-route whose handshake succeeds. So every route must lead to a process that may speak for that head. libzmq reconnects
-after a connection is lost; `BlockingClient` reports the loss. Names are resolved, and key files read, on daemon
-threads, because a name service or file system that does not answer would delay all heads and the end of the process.
+head may have several routes (a unix socket, TCP). All of them are opened, and a request is sent on the first route
+whose handshake succeeds. So every route must lead to a process that may speak for that head. libzmq reconnects after a
+connection is lost; `BlockingClient` reports the loss, and sends requests without an answer again. Names are resolved,
+and key files read, on daemon threads, because a name service or file system that does not answer would delay all heads
+and the end of the process.
 
 This module must never raise because of one head, since the other heads would then not be asked. It must never import
 asyncio, click or rich.
@@ -13,13 +14,14 @@ asyncio, click or rich.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Union
 
 import msgspec
@@ -111,7 +113,7 @@ class RemoteHead:
         self._lines: list[_Line] = []
         self._resolving = 0
         self._faults: list[str] = []
-        self._waiting: list[bytes] = []
+        self._unanswered: dict[int, bytes] = {}
         self._on: _Line | None = None
 
 
@@ -209,16 +211,16 @@ class BlockingClient:
     # --- asking ---
 
     def ask(self, head: RemoteHead, body: Body) -> None:
-        """Send a request to a head, now or as soon as a connection is established. `step` later returns the
-        HeadAnswered.
+        """Send a request to a head, now or as soon as a connection is established, and again by each later connection
+        until it is answered. `step` later returns the HeadAnswered.
         """
         self._asked += 1
-        self._send(head, control_codec.encode(Request(self._asked, body)))
+        head._unanswered[self._asked] = control_codec.encode(Request(self._asked, body))
+        self._send(head, [head._unanswered[self._asked]])
 
     def tell(self, head: RemoteHead, body: Body) -> None:
         """Send a notice to a head. If no connection to the head is established, the notice is dropped."""
-        if head.up:
-            self._send(head, control_codec.encode(Notice(body)))
+        self._send(head, [control_codec.encode(Notice(body))])
 
     def step(self, timeout_s: float | None) -> tuple[list[Event], dict[int, int]]:
         """Wait until a head has an event or a descriptor of `watch` is ready, but at most *timeout_s* seconds.
@@ -334,15 +336,12 @@ class BlockingClient:
         line.monitor.close(linger=0)
         line.socket.close(linger=0)
 
-    def _send(self, head: RemoteHead, message: bytes) -> None:
+    def _send(self, head: RemoteHead, messages: Iterable[bytes]) -> None:
         if head._on is None:
-            head._waiting.append(message)
             return
-        chunk, _, _ = pack([(message, ())])
-        try:
-            head._on.socket.send(chunk, zmq.NOBLOCK)
-        except zmq.Again:  # it was lost just now: the next connection takes it
-            head._waiting.append(message)
+        for message in messages:
+            with contextlib.suppress(zmq.Again):  # it was lost just now: the next connection takes what is not answered
+                head._on.socket.send(pack([(message, ())])[0], zmq.NOBLOCK)
 
     def _read_monitor(self, head: RemoteHead, line: _Line) -> None:
         while not line.monitor.closed:
@@ -369,15 +368,14 @@ class BlockingClient:
             return
         head.up, head._on, head.heard = True, line, time.monotonic()
         self._events.append(HeadUp(head))
-        waiting, head._waiting = head._waiting, []
-        for message in waiting:
-            self._send(head, message)
+        self._send(head, head._unanswered.values())
 
     def _is_down(self, head: RemoteHead, line: _Line, why: str) -> None:
         line.why = why
         if head._on is line:
             head._on = next((other for other in head._lines if other.shaken and not other.why), None)
             head.up = head._on is not None
+            self._send(head, head._unanswered.values())
         self._judge(head)
 
     def _judge(self, head: RemoteHead) -> None:
@@ -398,7 +396,7 @@ class BlockingClient:
             self._is_down(head, line, f"what it says cannot be understood: {error}")
             return
         for envelope in envelopes:
-            if isinstance(envelope, (Reply, Failed)):
+            if isinstance(envelope, (Reply, Failed)) and head._unanswered.pop(envelope.id, b""):
                 self._events.append(HeadAnswered(head, envelope.body if isinstance(envelope, Reply) else envelope))
 
 
@@ -440,7 +438,7 @@ def _why_not(line: _Line) -> str:
     at once.
     """
     if time.monotonic() - line.began >= CONNECT_S:
-        return f"its machine does not answer ({CONNECT_S:g} s)"
+        return "its machine does not answer"
     tcp = is_tcp(line.endpoint)
     try:
         host, port = split_address(line.endpoint, "") if tcp else ("", 0)

@@ -10,10 +10,13 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from estop_kit import COMMAND, Armed
 from namespaces import can_unshare
+
+from rlinf_actors.net.host import HeldPorts
 
 pytestmark = pytest.mark.live
 
@@ -128,6 +131,24 @@ def test_a_button_without_input_is_refused(lab):
     )  # fmt: skip
     assert done.returncode == 64
     assert "standard input is neither a terminal nor a pipe. Run it on a terminal, or give --gpio-file" in done.stderr
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_button_pressed_while_a_head_is_restarted_stops_its_robots(machine, tmp_path, named):
+    with closing(HeldPorts()) as ports:
+        listen = f"127.0.0.1:{ports.hold()}"
+        command = (*COMMAND, "head", "--listen", listen, "--state-dir", str(tmp_path / "state"))
+        process, _ = machine.start(*command)
+        with Armed(machine, *(("--head", listen) if named else ()), heads=1) as armed:
+            process.kill()
+            armed.until("lost")
+            os.write(armed.process.stdin.fileno(), b"\n")
+            armed.until("pressed")
+            machine.start(*command)
+            code, report, err = armed.end()
+        assert (code, report["complete"]) == (0, True), err
+        assert [cluster["head"] for cluster in report["clusters"]] == [listen]
+        assert machine.in_force(listen)
 
 
 def test_button_reports_new_suspended_and_ended_heads(machine):

@@ -112,13 +112,13 @@ def test_blocking_key_file_delays_no_other_head(fake):
 
 
 def test_flooding_head_is_read_one_message_at_a_time(fake):
-    fake.times = 50
     head = RemoteHead([(fake.endpoint, Security())])
     asker = BlockingClient()
     try:
-        asker.ask(head, EStop("test", "", None, False))
+        for _ in range(50):
+            asker.ask(head, EStop("test", "", None, False))
         asker.add(head)
-        next_answers(asker, fake.times, at_once=1)
+        next_answers(asker, 50, at_once=1)
     finally:
         asker.close()
 
@@ -133,15 +133,58 @@ def next_answers(asker: BlockingClient, count: int, at_once: int = 1000) -> list
     return found
 
 
+def test_head_that_is_restarted_before_its_answer_is_asked_again(fake):
+    fake.answers = [None]
+    target = estop_targets.StopTarget("h:1", "head", None, RemoteHead([(fake.endpoint, Security())]))
+    assert list(estop_targets.ask_all([target], EStop("test"))) == [(target, EStopped())]
+    assert len(fake.asked) == 2
+
+
+def test_head_that_is_not_there_is_tried_for_some_seconds_and_each_second_says_so(monkeypatch, tmp_path):
+    said: list[str] = []
+    started: list[Fake] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if not started:
+            started.append(Fake(str(tmp_path)))
+            started[0].start()
+
+    monkeypatch.setattr(estop_targets, "say", say)
+    monkeypatch.setattr(estop_targets, "DEADLINE_S", 3.0)
+    there = estop_targets.StopTarget("h:1", "head", None, RemoteHead([(f"ipc://{tmp_path}/fake", Security())]))
+    nowhere = estop_targets.StopTarget("h:2", "head", None, RemoteHead([(f"ipc://{tmp_path}/none", Security())]))
+    try:
+        answers = list(estop_targets.ask_all([there, nowhere], EStop("test")))
+    finally:
+        started[0].end()
+    assert answers == [
+        (there, EStopped([], [])),
+        (nowhere, f"ipc://{tmp_path}/none: nobody listens there (No such file or directory), for 3 s"),
+    ]
+    tried = [line for line in said if line.startswith("waiting      h:2, ")]
+    assert [line.partition("more: ")[2] for line in tried[:2]] == [
+        f"ipc://{tmp_path}/none: nobody listens there (No such file or directory)"
+    ] * 2
+
+
 class Fake(threading.Thread):
-    """A fake head: it answers every stop and stops no robot."""
+    """A fake head: it answers every stop and stops no robot.
+
+    Attributes:
+        asked: the questions that it has received.
+        answers: its first answers; at None it ends without an answer, and listens again.
+    """
 
     def __init__(self, folder: str) -> None:
         super().__init__()
         self.endpoint = f"ipc://{folder}/fake"
-        self.times = 1
-        self.asked = 0
+        self.asked: list[EStop] = []
+        self.answers: list[EStopped | None] = []
         self._context = zmq.Context()
+        self.listen()
+
+    def listen(self) -> None:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.bind(self.endpoint)
 
@@ -150,10 +193,15 @@ class Fake(threading.Thread):
             while True:
                 who, first, *big = self._socket.recv_multipart()
                 for header, _ in unpack(first, big):
-                    self.asked += 1
-                    answer = control_codec.encode(Reply(control_codec.decode(header).id, EStopped([], [])))
-                    for _ in range(self.times):
-                        self._socket.send_multipart([who, pack([(answer, ())])[0]])
+                    request = control_codec.decode(header)
+                    self.asked.append(request.body)
+                    answer = self.answers.pop(0) if self.answers else EStopped()
+                    if answer is None:
+                        self._socket.close(linger=0)
+                        self.listen()
+                    else:
+                        reply = control_codec.encode(Reply(request.id, answer))
+                        self._socket.send_multipart([who, pack([(reply, ())])[0]])
         except zmq.ContextTerminated:
             self._socket.close(linger=0)
 
@@ -195,6 +243,6 @@ def test_another_users_fake_head_does_not_affect_the_stop_of_roots_heads(fake):
             file.flush()
             done = machine.estop("--json", "--reason", "fire", **{HEAD: address})
         clusters = json.loads(done.stdout)["clusters"]
-        assert fake.asked == 1
+        assert len(fake.asked) == 1
         assert [cluster["acknowledged"] for cluster in clusters] == [True, True]
         assert any("fire" in line for line in machine.in_force(address))
