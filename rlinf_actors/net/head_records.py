@@ -323,7 +323,8 @@ def _names(directories: Sequence[str]) -> Iterator[str]:
 def _read(path: str, owner: int) -> HeadRecord | None:
     """Return the record in the file *path*, None if the process that wrote it has ended.
 
-    *owner* is the uid that owns the file.
+    *owner* is the uid that owns the file. The record of a unit whose process was killed counts as long as it is there:
+    systemd keeps the directory while it restarts the unit, and no longer.
 
     Raises:
         OSError: the file cannot be read.
@@ -339,7 +340,8 @@ def _read(path: str, owner: int) -> HeadRecord | None:
         except BlockingIOError:
             pass
         else:
-            return None
+            if not path.startswith(UNIT_DIR):
+                return None
         data = os.read(fd, MAX_BYTES)
     finally:
         os.close(fd)

@@ -139,6 +139,19 @@ def test_record_is_removed_by_its_head_or_by_the_next_one(settings):
     assert os.listdir(settings.heads_dir) == [], "the next head removes the dead head's record"
 
 
+def test_record_of_a_unit_that_is_restarted_counts_and_another_killed_heads_does_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(head_records, "UNIT_DIR", f"{tmp_path}/run/")
+    monkeypatch.setattr(head_records, "OF_UNITS", (f"{tmp_path}/run/*",))
+    monkeypatch.setattr(head_records, "PLACES", (str(tmp_path / "tmp"),))
+    for place, port in (("run/rlinf-head", 1), ("tmp", 2)):
+        (tmp_path / place).mkdir(parents=True)
+        path = tmp_path / place / f"{PREFIX}killed{SUFFIX}"
+        path.write_bytes(msgspec.json.encode(HeadRecord("head", 1, 0.0, [f"tcp://127.0.0.1:{port}"])))
+        path.chmod(0o600)
+    found = [record.endpoints for record in find_records(Settings()).records if record.path]
+    assert found == [["tcp://127.0.0.1:1"]]
+
+
 def test_record_of_a_unit_replaces_a_killed_heads_record_in_the_units_directory(monkeypatch, tmp_path):
     monkeypatch.setattr(head_records, "UNIT_DIR", f"{tmp_path}/")
     monkeypatch.setattr(head_records, "PLACES", ("/no-such-disk",))
