@@ -16,6 +16,7 @@ from agentd.users import User
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup, cgroup_of
 from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire.endings import LEFT
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerSpec
 from rlinf_actors.wire.worker_questions import RecordTrace
 
@@ -194,9 +195,12 @@ class WorkerProcess(msgspec.Struct):
 
         If the worker has robots and was stopped by anyone but its owner, *exit* says what became of the robots. So only
         its reason is replaced, and only if it is empty.
+
+        That a process is left stays in the reason: the head counts on it.
         """
         if not (self.reason and self.has_robots):
-            return {"kind": "stopped", "reason": self.reason}
+            left = [LEFT] if LEFT in exit.reason else []
+            return {"kind": "stopped", "reason": "; ".join([*filter(None, [self.reason]), *left])}
         return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:

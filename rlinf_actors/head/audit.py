@@ -54,6 +54,8 @@ def _of_group(body: Any) -> str:
 
 
 def _estop(body: client_messages.EStop) -> str:
+    if body.wait:
+        return ""
     scope = "the cluster" if body.namespace is None else f"job {body.namespace!r}"
     return f"release of the stop of {scope}" if body.release else f"stop of {scope}"
 

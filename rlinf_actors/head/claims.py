@@ -64,6 +64,7 @@ class ClaimTable:
     A group that a robot's worker has launched inherits its claims, and holds the robot with it.
 
     Attributes:
+        workers: by id, the workers that hold robots: those that run, and those that were lost and may still run.
         settled: the time from which new workers may get robots, in monotonic seconds. By then each node has reported
             its robot workers to this head, or the leases of those workers have ended.
     """
@@ -72,7 +73,7 @@ class ClaimTable:
         self._head = head
         self.settled = head.now + head.timing.robot_settle_s
         self._claims: dict[str, dict[str, HardwareClaim]] = {}  # by robot, then by worker
-        self._workers: dict[str, WorkerRecord] = {}
+        self.workers: dict[str, WorkerRecord] = {}
         self._lost: dict[tuple[str, str], HardwareClaim] = {}
         self._lost_on: Index[HardwareClaim] = Index()  # by node
 
@@ -114,12 +115,12 @@ class ClaimTable:
             other = other or next(apart, None)
             self._forget_loss(claim.key, worker.id)
             claims[worker.id] = HardwareClaim(claim, group, worker, node.name, self._head.now)
-            self._workers[worker.id] = worker
+            self.workers[worker.id] = worker
         return other
 
     def free(self, worker: WorkerRecord) -> None:
         """Free the robots of a worker whose process has certainly ended."""
-        self._workers.pop(worker.id, None)
+        self.workers.pop(worker.id, None)
         for claim in worker.spec.claims:
             claims = self._claims.get(claim.key, {})
             self._forget_loss(claim.key, worker.id)
@@ -139,7 +140,7 @@ class ClaimTable:
 
     def ended(self, worker_id: str, node_id: str) -> None:
         """Free the robots of a worker that was lost with this node, because the node's agentd now reports its end."""
-        worker = self._workers.get(worker_id)
+        worker = self.workers.get(worker_id)
         if worker is not None and worker.node_id == node_id:
             self.free(worker)
 
@@ -174,7 +175,14 @@ class ClaimTable:
 
     def _free_at(self, held: HardwareClaim, until: float) -> None:
         self._head.timers.cancel(held.timer)
-        held.until, held.timer = until, self._head.timers.at(until, lambda: self.free(held.worker))
+        held.until, held.timer = until, self._head.timers.at(until, lambda: self._expired(held))
+
+    def _expired(self, held: HardwareClaim) -> None:
+        """Free the robots of a lost worker, unless it is under an emergency stop, which needs its node's word."""
+        if self._head.robots.in_force(held.worker.spec.namespace):
+            self._free_at(held, self._head.now + 1.0)
+        else:
+            self.free(held.worker)
 
     def _forget_loss(self, key: str, worker_id: str) -> None:
         held = self._lost.pop((key, worker_id), None)

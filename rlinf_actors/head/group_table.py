@@ -29,6 +29,7 @@ from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers, WorkerReady
 from rlinf_actors.wire.client_messages import Done
+from rlinf_actors.wire.endings import LEFT
 from rlinf_actors.wire.values import ExitReport, GroupState, WorkerSpec
 
 if TYPE_CHECKING:
@@ -236,11 +237,14 @@ class GroupTable:
 
         If the worker's restart policy says so, schedule the restart of its rank.
         """
-        worker = self.worker_on(node, id)
+        worker, robot = self.worker_on(node, id), self.claims.workers.get(id)
+        if LEFT in exit.reason and robot is not None and robot.node_id == node.id:
+            self._head.robots.left[id] = robot
         if worker is not None and worker.life is not WorkerLife.RESTARTING:  # that one has no process yet
             self._finish(worker, node, exit)
-        elif self._unseen.get(id) is not None:
-            self.ended_after_all(id, node.id)
+        elif self._unseen.get(id) is not None:  # it was declared lost
+            self.claims.ended(id, node.id)
+            self.names.ended(id, node.id)
 
     def lease_ended(self, node: Node, id: str, text: str) -> None:
         """Stop the groups with robots that a robot worker owns, because its lease has ended: they inherited it."""
@@ -253,11 +257,6 @@ class GroupTable:
                 if self.has_robots(group) and not group.stopping:
                     self.stop_group(group, f"{worker.spec.group}:{worker.spec.rank} launched it: {text}")
 
-    def ended_after_all(self, id: str, node_id: str) -> None:
-        """Free the robots and the group name of a worker that was declared lost and whose end is now reported."""
-        self.claims.ended(id, node_id)
-        self.names.ended(id, node_id)
-
     def missing(self, worker: WorkerRecord, node: Node, reason: str) -> None:
         """Record that a worker has ended, because the agentd of its node is connected and does not have the worker."""
         self._finish(worker, node, ExitReport("exited", reason=reason))
@@ -267,7 +266,8 @@ class GroupTable:
         worker.exit = self._first_failures.annotate(group, worker, node.name, exit, now)
         if group.orphaned and exit.kind == "stopped":
             worker.exit = replace(exit, reason=group.orphaned)
-        restart = self._restarts.after(group, worker, now)
+        stopped = worker.spec.claims and self._head.robots.in_force(group.namespace)
+        restart = None if stopped else self._restarts.after(group, worker, now)
         if restart is not None:  # before the end is announced: no other group gets its robot in between
             successor, due = restart
             self._restart_timers[successor.id] = self._head.timers.at(due, lambda: self._restart(group, successor))

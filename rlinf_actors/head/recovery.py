@@ -130,7 +130,7 @@ class Reconciler:
         unseen = groups.ended_unseen(spec.id)
         if unseen is not None:
             if running.exit is not None:
-                groups.ended_after_all(spec.id, node.id)
+                groups.exited(node, spec.id, validation.exit_report(running.exit))
             else:
                 self._stop(node, spec, 0.0, unseen)
             return

@@ -7,7 +7,7 @@ its robot workers must have lost their leases: the head reports them to their ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,9 +15,11 @@ from msgspec.structs import replace
 
 from rlinf_actors.head import commands
 from rlinf_actors.head.event_log import of_group, of_worker
-from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
+from rlinf_actors.head.records import Client, Group, Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
+from rlinf_actors.wire.endings import LEFT
+from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import RobotStop
 
 if TYPE_CHECKING:
@@ -56,13 +58,20 @@ class _OwnerWatch(msgspec.Struct, eq=False):
 
 
 class RobotTable:
-    """The leases of groups with robot workers, and the emergency stops in force. Stops groups that lose their lease."""
+    """The leases of groups with robot workers, and the emergency stops in force. Stops groups that lose their lease.
+
+    Attributes:
+        left: by id, the robot workers that have ended but left a process that could not be killed and may move a robot.
+    """
 
     def __init__(self, head: Coordinator, before: commands.Snapshot) -> None:
         self._head = head
         self._lease_s = head.timing.robot_lease_s
         self._watches: dict[tuple[str, str], _OwnerWatch] = {}
         self._stops = dict(before.stops)
+        self._unreported = {node.report.node_id for node in before.nodes}  # they may have robot workers
+        self.left: dict[str, WorkerRecord] = {}
+        self._waiting: dict[tuple[bytes, int], tuple[str, float]] = {}  # requests, by key and the end of the wait
 
     # --- silence ---
 
@@ -86,6 +95,11 @@ class RobotTable:
                 self._arm(watch or self._watches.setdefault(group.key, _OwnerWatch(group)))
             elif watch is not None:
                 self._forget(watch)
+        for (peer, id), (key, until) in list(self._waiting.items()):
+            answer = self._unconfirmed(key)
+            if not answer.hits or self._head.now >= until:
+                del self._waiting[peer, id]
+                self._head.emit(commands.Answer(peer, id, answer))
 
     def stalled(self, seconds: float) -> None:
         for watch in self._watches.values():
@@ -177,9 +191,15 @@ class RobotTable:
     def estop(self, event: commands.RequestReceived, asked: EStop) -> None:
         """Stop all robots, or the robots of one namespace; or release an emergency stop.
 
-        The orders to stop go out at once; the request is answered when the change is on disk.
+        The orders to stop go out at once; the request is answered when the change is on disk. A request that waits is
+        answered by `flush`.
         """
         key = ALL if asked.namespace is None else asked.namespace
+        if asked.wait:
+            until = self._head.now + self._unconfirmed(key).wait_s
+            self._waiting[event.peer, event.id] = key, until
+            self._head.timers.at(until, lambda: None)
+            return
         change: commands.Change
         if asked.release:
             answer, change, warning = self._release(key, asked), commands.StopReleased(key), RELEASE_NOT_KEPT
@@ -194,6 +214,8 @@ class RobotTable:
 
     def _release(self, key: str, asked: EStop) -> EStopped:
         released = self._stops.pop(key, "")
+        for worker in self._may_run(key):
+            self.left.pop(worker.id, None)  # a person has looked
         text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
         self._head.emit(commands.LogEvent("estop_released", text, namespace=asked.namespace or ""))
         return EStopped([], self.stopped(), lifted=released)
@@ -208,12 +230,39 @@ class RobotTable:
         self._stops.setdefault(key, f"{reason} ({where})")
         self._head.emit(commands.LogEvent("estop", f"{reason} ({where})", namespace=asked.namespace or ""))
         self._head.launches.retry_waiting()  # launches that wait for a robot are refused at once
-        return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
+        answer, workers = self._unconfirmed(key), self._may_run(key)
+        self._head.groups.stop_workers([worker for worker in workers if not worker.gone], 0.0, reason)
+        return replace(answer, stopped=self.stopped())
+
+    def _may_run(self, key: str) -> list[WorkerRecord]:
+        """Return the robot workers of a job, or of all jobs, whose end no node has confirmed."""
+        living = (worker for group in self._robot_groups() for worker in self._robots(group))
+        all = {one.id: one for one in (*living, *self._head.groups.claims.workers.values(), *self.left.values())}
+        return [worker for worker in all.values() if key in (ALL, worker.spec.namespace)]
+
+    def _unconfirmed(self, key: str) -> EStopped:
+        """Return the robot workers of a job, or of all jobs, that are not certain to have ended."""
+        hits, wait_s, now, nodes = [], 0.0, self._head.now, self._head.nodes
+        for worker in self._may_run(key):
+            node, spec = nodes.known(worker.node_id), worker.spec
+            lease_s = max(0.0, node.last_seen + self._lease_s - now) if node is not None else 0.0
+            wait_s = max(wait_s, lease_s + ROBOT_END_S)
+            robots = [claim.title for claim in spec.claims]
+            name = node.name if node is not None else worker.node_ip
+            reached = not worker.gone and lease_s > self._lease_s / 2
+            why = worker.exit.reason if worker.gone and worker.exit is not None else ""
+            why = LEFT if worker.id in self.left else why
+            hits.append(RobotStop(f"{spec.group}:{spec.rank}", spec.namespace, robots, name, reached, lease_s, why))
+        for node in filter(None, map(nodes.known, sorted(self._unreported))):
+            lease_s = max(0.0, self._head.started_at + self._lease_s - now)
+            wait_s = max(wait_s, self._head.started_at + self._head.timing.patience_s - now)
+            hits.append(RobotStop("", "", [], node.name, False, lease_s))
+        return EStopped(hits, self.stopped(), wait_s=wait_s)
 
     def _knows(self, key: str) -> bool:
         """Return True if the job *key* is there, or may be on a node that has not come back to a restarted head."""
         groups = self._head.groups.of_job(key)
-        return key in (ALL, *self._stops) or key in self._head.jobs or bool(groups or self._head.nodes.missing)
+        return key in (ALL, *self._stops) or key in self._head.jobs or bool(groups or self._unconfirmed(key).hits)
 
     def stopped(self) -> list[str]:
         """Return one line of text for each emergency stop in force, with the command that releases it."""
@@ -221,7 +270,7 @@ class RobotTable:
 
     def check(self, asked: Launch) -> None:
         """Raise Refused if the launch uses robots and an emergency stop is in force for its namespace."""
-        stop = self._in_force(asked.namespace)
+        stop = self.in_force(asked.namespace)
         robots = sorted({claim.title for spec in asked.workers for claim in spec.claims}) if stop else []
         if robots:
             lift = _release_of(ALL if ALL in self._stops else asked.namespace)
@@ -236,31 +285,15 @@ class RobotTable:
 
         The first order may have been lost with the previous connection.
         """
+        self._unreported.discard(node.id)
         for group, workers in self._head.groups.on_node(node.id) if self._stops else ():
-            stop, robots = self._in_force(group.namespace), [worker for worker in workers if worker.spec.claims]
+            stop, robots = self.in_force(group.namespace), [worker for worker in workers if worker.spec.claims]
             if stop and robots:
                 self._head.groups.stop_workers(robots, 0.0, stop)
 
-    def _in_force(self, namespace: str) -> str:
+    def in_force(self, namespace: str) -> str:
+        """Return the text of the emergency stop in force for a job, "" without one."""
         return self._stops.get(ALL) or self._stops.get(namespace, "")
-
-    def _stop(self, chosen: Callable[[WorkerRecord], bool], reason: str) -> list[RobotStop]:
-        hits = []
-        for group in list(self._robot_groups()):
-            robots = [worker for worker in self._robots(group) if chosen(worker)]
-            self._head.groups.stop_workers(robots, 0.0, reason)
-            for worker in robots:
-                node = self._head.nodes.get(worker.node_id)
-                hits.append(
-                    RobotStop(
-                        f"{group.name}:{worker.spec.rank}",
-                        group.namespace,
-                        [claim.title for claim in worker.spec.claims],
-                        node.name if node is not None else worker.node_ip,
-                        node is not None and node.life is not NodeLife.SUSPECT,
-                    )
-                )
-        return hits
 
 
 def _release_of(key: str) -> str:

@@ -331,28 +331,33 @@ class EStop(ControlMessage, frozen=True):
         reason: the sender's reason, for people.
         namespace: the job whose robots stop, None for the whole cluster.
         release: True to lift the stop of that job or of the whole cluster.
+        wait: True to stop nothing, but to answer when the end of each of these robot workers is confirmed, or when
+            `EStopped.wait_s` is over.
     """
 
     by: Name
     reason: Text = ""
     namespace: Union[Name, None] = None
     release: bool = False
+    wait: bool = False
 
 
 class EStopped(ControlMessage, frozen=True):
     """Reply to EStop.
 
     Attributes:
-        hits: the workers that were told to make their robots safe.
+        hits: the robot workers whose end no node has confirmed.
         stopped: the stops that are now in force, one line each.
         warning: text if the change is in effect but could not be saved, so that a restarted head would not know it.
         lifted: the text of the stop that `release` lifted, "" if it lifted none.
+        wait_s: seconds after which all leases are over, and the ends that are confirmed at all have been.
     """
 
     hits: OfGroup[values.RobotStop] = []
     stopped: OfCluster[Text] = []
     warning: Text = ""
     lifted: Text = ""
+    wait_s: Number = 0.0
 
 
 class EndGroup(ControlMessage, frozen=True):

@@ -12,6 +12,8 @@ TAIL_LINES, TAIL_LINE_CHARS = 20, 4097
 """Largest number of lines, and of characters in a line, of a worker's stderr in an exit report (template.log_pump)."""
 REASON_CHARS = 16384
 """Largest length of the reason in an exit report, which may be the traceback of a failed import."""
+LEFT = "a process that it left behind could not be killed"
+"""Part of the reason in an exit report of a template: the worker has ended, and a process that it started has not."""
 _MEMORY = {"yes": "; it was out of memory", "suspected": "; out of memory suspected"}
 
 

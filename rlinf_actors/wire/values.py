@@ -224,9 +224,13 @@ class Claim(Value, frozen=True):
 
 
 class RobotStop(Value, frozen=True):
-    """A robot worker that an emergency stop tells to make its robots safe.
+    """A robot worker that is to end because of an emergency stop, and whose node has not confirmed its end.
 
-    If its node does not answer, `reached` is False; the worker's lease then expires without a message.
+    Attributes:
+        worker: its address; "" for all robot workers of a node that has not reported them to a restarted head.
+        reached: True if its node was heard within half a robot lease, and so gets the order to stop.
+        lease_s: seconds after which its lease ends at the latest, without an order.
+        why: why its end is not certain although the head counts it as ended; "" if the head does not.
     """
 
     worker: Name
@@ -234,6 +238,8 @@ class RobotStop(Value, frozen=True):
     robots: Few[Title]
     node: Name
     reached: bool
+    lease_s: Number = 0.0
+    why: Text = ""
 
 
 class WorkerSpec(Value, frozen=True):
