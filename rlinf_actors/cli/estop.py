@@ -5,7 +5,7 @@ rich. All heads are asked at once, and a fault of one head or setting must not k
 command never guesses: a stop goes to every head that can be found, a release only to the head that --head names or to
 the only head found.
 
-Exit codes: 0 if every known head has the stop on disk and every robot worker was reached; 69 if not, or if no head is
+Exit codes: 0 if every known head has the stop on disk and no robot worker is left; 69 if not, or if no head is
 known; 64 usage; 77 permission; 78 several heads and no choice.
 """
 
@@ -50,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
         "robots starts. The stop goes to every head of this user on this machine, to every head that an agentd of this "
         "user on this machine has joined, and to the configured head; as root, to the heads of all users. It is no "
         "replacement for the robot's own emergency stop: it needs this machine, the network and the head.",
-        epilog="Exit code 0 only if a head is known and every known head has acknowledged; else 69.",
+        epilog="Exit code 0 only if a head is known, every known head has written the stop to disk, and the node of "
+        "each robot worker has said that the worker and its children are gone; else 69.",
         allow_abbrev=False,
     )
     made.add_argument("--reason", default="", metavar="TEXT", help="shown to the owners of the workers that end")
@@ -70,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
         "--on-loss", choices=("stop", "exit"), default="stop",
         help="with --arm: what to do when the pipe or the line is lost (default stop)",
     )  # fmt: skip
+    made.add_argument(
+        "--no-wait", action="store_true", help="do not wait until the robot workers have ended; 69 if any was running"
+    )
     made.add_argument("--json", action="store_true", dest="as_json", help="print JSON with stable keys")
     return made
 
@@ -97,7 +101,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _press(options: argparse.Namespace) -> int:
     known, report = known_heads(options.head), Report(options.as_json)
-    for target, answer in ask_all(known.targets, question_of(options)):
+    then = None if options.no_wait else question_of(options, wait=True)
+    for target, answer in ask_all(known.targets, question_of(options), then):
         report.add(target, answer)
     return report.end(known)
 

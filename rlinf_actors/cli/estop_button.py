@@ -28,6 +28,7 @@ from typing import Any
 
 from rlinf_actors.cli.estop_targets import (
     DEADLINE_S,
+    MAY_MOVE,
     KnownHeads,
     Report,
     StopTarget,
@@ -81,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         return button.run()
     except (_Disarmed, KeyboardInterrupt):
-        say("disarmed: no robot was stopped, and this button stops none any more")
+        disarmed = "disarmed: no robot was stopped, and this button stops none any more"
+        say(f"INTERRUPTED: THE STOP IS NOT CONFIRMED. {MAY_MOVE}" if button.pressed else disarmed)
         return INTERRUPTED
     finally:
         button.close()
@@ -227,6 +229,7 @@ class Button:
         self._known = KnownHeads()
         self._targets: dict[tuple[str, ...], StopTarget] = {}
         self._question = question_of(options)
+        self.pressed = False
 
     def run(self) -> int:
         """Wait until the button is pressed, stop all robots and return the exit code.
@@ -299,6 +302,7 @@ class Button:
         """Send the stop to all connected heads. Then search again, and send the stop to heads that are found only now.
         Return the exit code.
         """
+        self.pressed = True
         for target in self._targets.values():
             self._asker.ask(target.asked, self._question)
         self._print("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())
@@ -307,7 +311,8 @@ class Button:
         for key in self._targets.keys() - before:
             self._asker.ask(self._targets[key].asked, self._question)
         report = Report(self._options.as_json)
-        for target, answer in answers_to(self._asker, list(self._targets.values())):
+        then = None if self._options.no_wait else question_of(self._options, wait=True)
+        for target, answer in answers_to(self._asker, list(self._targets.values()), then):
             report.add(target, answer)
         return report.end(self._known)
 

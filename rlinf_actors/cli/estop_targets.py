@@ -34,6 +34,8 @@ from rlinf_actors.wire.protocol import printable
 DEADLINE_S = 5.0
 """Seconds after which a head that has not answered is given up. Stopping takes milliseconds, but a head saves the stop
 to disk first, and it may be restarting."""
+LATE_S = 1.0
+"""Seconds for which a head's answer about the ends of robot workers may be late."""
 OBSERVERS = ("head", "driver", "agent")
 """Roles whose key may be used to connect to the configured head, in the order in which they are tried."""
 _CANNOT_BE_WRONG = (HEAD, HEADS_DIR, RUN_DIR, KEY_DIR, KEY_FILE, HEAD_KEY)
@@ -187,43 +189,49 @@ def _listens_at(target: StopTarget, endpoint: str) -> bool:
 # --- the stop ---
 
 
-def question_of(options: argparse.Namespace) -> EStop:
-    return EStop(who(), options.reason, options.namespace, options.release)
+def question_of(options: argparse.Namespace, wait: bool = False) -> EStop:
+    return EStop(who(), options.reason, options.namespace, options.release, wait)
 
 
 Answer = Union[EStopped, Status, Failed, str]
 """The answer of a head, or the reason why it has not answered."""
 
 
-def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[StopTarget, Answer]]:
+def ask_all(
+    targets: Sequence[StopTarget], question: Body, then: EStop | None = None
+) -> Iterator[tuple[StopTarget, Answer]]:
     """Connect to the heads *targets* and send *question* to each. Yield as `answers_to` does."""
     asker = BlockingClient()
     try:
         for target in targets:
             asker.ask(target.asked, question)  # goes out as soon as the head lets this process in
             asker.add(target.asked)
-        yield from answers_to(asker, targets)
+        yield from answers_to(asker, targets, then)
     finally:
         asker.close()
 
 
 @dataclass
 class _Open:
-    """A head that has not answered: why it is not reached, and when it is given up."""
+    """A head that has not answered: what it waits for or why it is not reached, and when it is given up."""
 
     target: StopTarget
     within_s: float
+    awaited: str = ""
     why: str = ""
 
     def __post_init__(self) -> None:
         self.until = time.monotonic() + self.within_s
 
 
-def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator[tuple[StopTarget, Answer]]:
+def answers_to(
+    asker: BlockingClient, targets: Sequence[StopTarget], then: EStop | None = None
+) -> Iterator[tuple[StopTarget, Answer]]:
     """Yield each of *targets*, which have been asked through *asker*, with its answer when the answer arrives.
 
     A head that is not reached may be restarting, so it is yielded with the reason after DEADLINE_S; each second a line
-    says why it is not reached.
+    says why it is not reached. If *then* is given, a head whose answer names robot workers is asked that too, and
+    yielded twice.
     """
     waiting = {target.asked: _Open(target, DEADLINE_S) for target in targets}
     say_at = time.monotonic() + 1.0
@@ -237,7 +245,12 @@ def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator
                 one.why = event.why if isinstance(event, HeadDown) else ""
             elif isinstance(event.body, (EStopped, Status, Failed)):
                 del waiting[event.head]
-                asker.drop(event.head)  # its further messages must not delay the other heads
+                if then is not None and not one.awaited and isinstance(event.body, EStopped) and event.body.hits:
+                    asker.ask(event.head, then)
+                    awaited = "the ends of its robot workers are not confirmed"
+                    waiting[event.head] = _Open(one.target, event.body.wait_s + LATE_S, awaited)
+                else:
+                    asker.drop(event.head)  # its further messages must not delay the other heads
                 yield one.target, event.body
         now = time.monotonic()
         for one in [one for one in waiting.values() if now >= one.until]:
@@ -247,7 +260,7 @@ def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator
         if now >= say_at:
             say_at = now + 1.0
             for one in waiting.values():
-                why = one.why or "it has not answered"
+                why = one.why or one.awaited or "it has not answered"
                 say(f"waiting      {one.target.address}, {one.until - now:.0f} s more: {why}")
 
 
@@ -258,63 +271,73 @@ class Report:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._clusters: list[dict[str, Any]] = []
-        self._silent: list[str] = []
+        self._clusters: dict[RemoteHead, dict[str, Any]] = {}
         self._without_job = 0  # heads that do not have the job of --job
 
     def add(self, target: StopTarget, answer: Answer) -> None:
-        if not isinstance(answer, EStopped):
-            why = f"it refused: {answer.text}" if isinstance(answer, Failed) else str(answer)
-            unknown = isinstance(answer, Failed) and answer.kind == "not_found"
-            self._without_job += unknown
-            nothing = {"hits": [], "in_force": [], "warning": ""}
-            self._clusters.append({**_cluster(target), "acknowledged": False, "error": why, **nothing})
-            self._line(f"{'NO SUCH JOB' if unknown else 'NOT STOPPED'}  {target.address}: {why} ({target.description})")
+        """Take a head's answer to the stop, or its second one, about the ends of its robot workers."""
+        why = f"it refused: {answer.text}" if isinstance(answer, Failed) else str(answer)
+        before = self._clusters.get(target.asked)
+        if before is not None:
+            if isinstance(answer, EStopped):
+                before["unconfirmed"] = summary(answer)["hits"]
+            else:
+                before["error"] = f"it did not say what became of them: {why}"
+            if not before["unconfirmed"]:
+                self._line(f"STOPPED      {target.address}: {_counts(before)}")
             return
-        self._clusters.append({**_cluster(target), "acknowledged": True, "error": "", **summary(answer)})
-        workers = len(answer.hits)
-        what = f"{counted(workers, 'robot worker')} told" if workers else "no robot worker is running"
-        self._line(f"STOPPED      {target.address}: {what} ({target.description})")
-        for hit in answer.hits:
-            where = f"{hit.worker} of job {hit.namespace} on {hit.node} ({', '.join(hit.robots)})"
-            self._line(f"  {'told' if hit.reached else 'NOT REACHED'}: {where}")
-            if not hit.reached:
-                self._silent.append(f"{hit.worker} ON {hit.node}: ITS NODE IS SILENT; ITS LEASE ENDS BY ITSELF")
-        for line in answer.stopped:
+        said = answer if isinstance(answer, EStopped) else EStopped()
+        done = said is answer
+        cluster = {**_cluster(target), "acknowledged": done, "error": "" if done else why, **summary(said)}
+        cluster["drivers"] = len({hit.namespace for hit in said.hits if hit.worker})
+        cluster["robot_workers"] = sum(bool(hit.worker) for hit in said.hits)
+        cluster["unconfirmed"] = cluster["hits"]
+        self._clusters[target.asked] = cluster
+        unknown = isinstance(answer, Failed) and answer.kind == "not_found"
+        self._without_job += unknown
+        word = ("stopping   " if said.hits else "STOPPED    ") if done else "NO SUCH JOB" if unknown else "NOT STOPPED"
+        self._line(f"{word}  {target.address}: {_counts(cluster) if done else why} ({target.description})")
+        for hit in cluster["hits"]:
+            word = "NOT CONFIRMED" if hit["why"] else "stopping" if hit["reached"] else "NOT REACHED"
+            self._line(f"  {word}: {_told(hit)}")
+        for line in said.stopped:
             self._line(f"  in force: {line}")
-        if answer.warning:
-            say(f"NOT ON DISK: {target.address}: {answer.warning}")
+        if said.warning:
+            say(f"NOT ON DISK: {target.address}: {said.warning}")
 
     def end(self, known: KnownHeads) -> int:
         """Print the overall result of the emergency stop and return the exit code. *known* is the result of the search
         for heads.
         """
-        done = sum(cluster["acknowledged"] for cluster in self._clusters)
-        missing = len(self._clusters) - done - self._without_job
-        kept = not any(cluster["warning"] for cluster in self._clusters)
-        complete = done > 0 and not missing and not self._silent and not known.troubles and kept
+        clusters = list(self._clusters.values())
+        done = sum(cluster["acknowledged"] for cluster in clusters)
+        missing = len(clusters) - done - self._without_job
+        kept = not any(cluster["warning"] for cluster in clusters)
+        unconfirmed = any(cluster["unconfirmed"] for cluster in clusters)
+        complete = done > 0 and not missing and not unconfirmed and not known.troubles and kept
         if self._as_json:
-            hits = [hit for cluster in self._clusters for hit in cluster["hits"]]
-            in_force = [line for cluster in self._clusters for line in cluster["in_force"]]
-            warning = "; ".join(cluster["warning"] for cluster in self._clusters if cluster["warning"])
-            data = {"clusters": self._clusters, "complete": complete, "troubles": known.troubles}
+            hits = [hit for cluster in clusters for hit in cluster["hits"]]
+            in_force = [line for cluster in clusters for line in cluster["in_force"]]
+            warning = "; ".join(cluster["warning"] for cluster in clusters if cluster["warning"])
+            data = {"clusters": clusters, "complete": complete, "troubles": known.troubles}
             print_json({**data, "hits": hits, "in_force": in_force, "warning": warning})
         for text in known.notes:
             say(f"note: {text}")
         for text in known.troubles:
             say(f"TROUBLE: {text}")
-        for text in self._silent:
-            say(f"NOT CONFIRMED: {text}")
-        if not self._clusters:
+        for cluster in clusters:
+            for hit in cluster["unconfirmed"]:
+                say(f"NOT CONFIRMED: {_told(hit)}{cluster['error'] and '; '}{cluster['error']}")
+        if not clusters:
             say(
                 f"NOTHING WAS STOPPED: NO HEAD IS KNOWN. {MAY_MOVE} No head of this user runs on this machine, and "
                 f"none is configured: name it by --head HOST:PORT, RLINF_HEAD, or /etc/{discovery.CLIENT_FILE}"
             )
         elif missing:
-            say(f"{missing} OF {len(self._clusters)} HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. {MAY_MOVE}")
+            say(f"{missing} OF {len(clusters)} HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. {MAY_MOVE}")
         elif not done:
             say(f"NOTHING WAS STOPPED: NO HEAD HAS THAT JOB. {MAY_MOVE}")
-        elif self._silent or known.troubles:
+        elif unconfirmed or known.troubles:
             say(f"THE EMERGENCY STOP IS NOT CONFIRMED EVERYWHERE. {MAY_MOVE}")
         elif not kept:
             say("THE EMERGENCY STOP IS NOT ON DISK EVERYWHERE: PRESS AGAIN WHEN THAT HEAD HAS BEEN RESTARTED.")
@@ -325,6 +348,23 @@ class Report:
     def _line(self, text: str) -> None:
         if not self._as_json:
             say(text, sys.stdout)
+
+
+def _counts(cluster: dict[str, Any]) -> str:
+    workers, left = cluster["robot_workers"], cluster["unconfirmed"]
+    if not workers:
+        return "no robot worker is known yet" if left else "no robot worker is running"
+    what = f"{counted(workers, 'robot worker')} of {counted(cluster['drivers'], 'driver')}"
+    return what if left else f"{what}; no process of theirs is left"
+
+
+def _told(hit: dict[str, Any]) -> str:
+    """Return a robot worker that is not certain to have ended, and why or how long that lasts, for people."""
+    left = f"ends in {hit['lease_s']:.1f} s at the latest" if hit["lease_s"] else "is over"
+    if not hit["worker"]:
+        return f"robot workers on {hit['node']}, which has not come back to the restarted head; their lease {left}"
+    where = f"{hit['worker']} of job {hit['namespace']} on {hit['node']} ({', '.join(hit['robots'])})"
+    return f"{where}; {hit['why'] or f'its lease {left}'}"
 
 
 def _cluster(target: StopTarget) -> dict[str, Any]:

@@ -75,6 +75,19 @@ def test_sigterm_disarms_the_button(lab):
     assert "disarmed: no robot was stopped" in err
 
 
+def test_sigterm_after_the_press_does_not_say_that_no_robot_was_stopped(machine):
+    process, _ = machine.head()
+    with Armed(machine, heads=1) as armed:
+        process.send_signal(signal.SIGSTOP)
+        os.write(armed.process.stdin.fileno(), b"\n")
+        armed.until("pressed")
+        armed.process.terminate()
+        code, report, err = armed.end()
+        process.send_signal(signal.SIGCONT)
+    assert (code, report) == (130, {})
+    assert err == "INTERRUPTED: THE STOP IS NOT CONFIRMED. ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS.\n"
+
+
 @pytest.mark.parametrize(("key", "code"), [(b"\n", 0), (b"\x04", 130)])
 def test_enter_on_a_terminal_stops_and_control_d_disarms(lab, key, code):
     ours, theirs = pty.openpty()

@@ -26,7 +26,8 @@ from rlinf_actors.net.socket_security import Security
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, HEADS_DIR
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.client_messages import EStop, EStopped
-from rlinf_actors.wire.control_codec import Reply
+from rlinf_actors.wire.control_codec import Failed, Reply
+from rlinf_actors.wire.values import RobotStop
 
 OTHER = 61008
 REAL = "tcp://127.0.0.1:6380"
@@ -133,11 +134,28 @@ def next_answers(asker: BlockingClient, count: int, at_once: int = 1000) -> list
     return found
 
 
-def test_head_that_is_restarted_before_its_answer_is_asked_again(fake):
-    fake.answers = [None]
+def test_head_that_is_restarted_before_its_answers_is_asked_again(fake):
+    stopping = EStopped([RobotStop("env:0", "lab", ["Franka ip"], "n0", True, 1.5)], wait_s=pace.PATIENCE_S)
+    fake.answers = [None, stopping, None, EStopped()]
     target = estop_targets.StopTarget("h:1", "head", None, RemoteHead([(fake.endpoint, Security())]))
-    assert list(estop_targets.ask_all([target], EStop("test"))) == [(target, EStopped())]
-    assert len(fake.asked) == 2
+    answers = [(target, stopping), (target, EStopped())]
+    assert list(estop_targets.ask_all([target], EStop("test"), EStop("test", wait=True))) == answers
+    assert [asked.wait for asked in fake.asked] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("second", ["it did not answer within 3 s", Failed(1, "usage", "no")])
+def test_head_that_does_not_say_what_became_of_its_robot_workers_is_not_confirmed(capsys, second):
+    target, report = estop_targets.StopTarget("h:1", "head", None, RemoteHead([])), estop_targets.Report(False)
+    report.add(target, EStopped([RobotStop("env:0", "lab", ["Franka ip"], "n0", True, 1.5)], wait_s=3.0))
+    report.add(target, second)
+    assert report.end(estop_targets.KnownHeads()) == 69
+    said = capsys.readouterr()
+    assert said.out == (
+        "stopping     h:1: 1 robot worker of 1 driver (head)\n"
+        "  stopping: env:0 of job lab on n0 (Franka ip); its lease ends in 1.5 s at the latest\n"
+    )
+    assert "its lease ends in 1.5 s at the latest; it did not say what became of them: it " in said.err
+    assert "THE EMERGENCY STOP IS NOT CONFIRMED EVERYWHERE. ROBOTS MAY STILL MOVE" in said.err
 
 
 def test_head_that_is_not_there_is_tried_for_some_seconds_and_each_second_says_so(monkeypatch, tmp_path):

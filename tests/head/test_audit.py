@@ -79,6 +79,8 @@ def test_later_logs_append_and_a_question_is_no_action(tmp_path: Path) -> None:
         made = AuditLog(str(tmp_path))
         made.begun(b"peer", number, GetStatus(), DRIVER, "")
         made.answered(b"peer", number)
+        made.begun(b"peer", number, EStop("ada", wait=True), DRIVER, "")
+        made.answered(b"peer", number)
         made.begun(b"peer", number, EStop("ada"), DRIVER, "")
         made.close()
     assert [(one["verb"], one["outcome"]) for one in lines(tmp_path, "accepted")] == [

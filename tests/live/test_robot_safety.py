@@ -383,7 +383,8 @@ class TestSeveralNodes:
                 began = time.monotonic()
                 done = subprocess.run(estop, env=env, capture_output=True, text=True, check=True)
                 assert done.stdout.count("STOPPED      ") == 2
-                assert "told: env:0" in done.stdout
+                assert "stopping: env:0" in done.stdout
+                assert ": 1 robot worker of 1 driver; no process of theirs is left\n" in done.stdout
             commands = arm.until_closed()
             slowdown = max(slowdown, pace.slowness_now())
             script.communicate()
@@ -397,6 +398,9 @@ class TestSeveralNodes:
         assert app.run(["estop", "--reason", "a hand in the cell", "--json"]) == 0
         pressed = json.loads(capsys.readouterr().out)
         (hit,) = pressed["hits"]
+        (cluster,) = pressed["clusters"]
+        assert (cluster["drivers"], cluster["robot_workers"], cluster["unconfirmed"]) == (1, 1, [])
+        assert arm.commands()[-1].text == "closed", "when the command has ended"
         assert (hit["worker"], hit["robots"], hit["reached"]) == ("env:0", [f"SimulatedArm {arm.address()}"], True)
         rk.stopped_last(arm.until_closed())
         with pytest.raises(WorkerDiedError, match=r"emergency stop by .*: a hand in the cell"):
@@ -413,3 +417,29 @@ class TestSeveralNodes:
         group = rk.Closing.create_group().launch(cluster, strategy, name="again")
         group.wait_ready()
         group.shutdown()
+
+    def test_stop_is_confirmed_only_by_the_robots_node(self, local, arm, call, capsys):
+        os.kill(local.nodes[1].pid, signal.SIGSTOP)
+        assert app.run(["estop"]) == 69
+        commands, said = arm.commands(), capsys.readouterr()
+        assert "its lease ends in " in said.out
+        assert "STOPPED" not in said.out
+        assert "NOT CONFIRMED: env:0 of job" in said.err
+        assert "THE EMERGENCY STOP IS NOT CONFIRMED EVERYWHERE. ROBOTS MAY STILL MOVE" in said.err
+        assert commands[-1].text == "closed", "the command has waited for the lease"
+        rk.stopped_last(commands)
+        os.kill(local.nodes[1].pid, signal.SIGCONT)
+        assert app.run(["estop"]) == 0, "its agentd has said now that the worker is gone"
+        with pytest.raises(NodeLostError):
+            call.wait()
+
+    def test_no_wait_tells_what_is_still_stopping(self, local, arm, call, capsys):
+        assert app.run(["estop", "--no-wait"]) == 69
+        said = capsys.readouterr()
+        assert "stopping: env:0 of job" in said.out
+        assert "NOT CONFIRMED: env:0 of job" in said.err
+        assert app.run(["estop", "--job", Cluster.current().namespace]) == 0
+        rk.stopped_last(arm.until_closed())
+        assert app.run(["estop", "--no-wait"]) == 0
+        with pytest.raises(WorkerDiedError):
+            call.wait()

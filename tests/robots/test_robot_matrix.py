@@ -242,12 +242,16 @@ class Round:
         runs, scene = self._kinds(PRESSED), self._scene
         busy = scene.busy(BUSY)
         enter = time.monotonic()
-        pressed = [scene.press("--reason", "a hand in the cell"), scene.press()]
-        assert [one.wait(60) for one in pressed] == [0, 0]
+        read = {"stdout": subprocess.PIPE, "text": True}
+        pressed = [scene.press("--reason", "a hand in the cell", **read), scene.press(**read)]
+        assert [one.stdout.readline()[:9] for one in pressed] == ["stopping "] * 2
         cut = time.monotonic()
         for run in runs:
             run.cut, run.pressed = cut, enter
             run.until_closed()
+        for one in pressed:
+            one.communicate(timeout=60)  # 69 if the lost workers of earlier rows are not certain to have ended
+        assert not [run.name for run in runs if "NOT CONFIRMED" in scene.told(run.name)]
         for one in busy:
             ms.end(one)
         assert scene.press("--release").wait(60) == 0
