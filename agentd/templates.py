@@ -47,8 +47,8 @@ _LAST, _LAST_S = 1000, 1.0
 _MOST_QUEUED = 200_000  # packets that wait for a template: twice the workers that a group may have
 _STDERR_LINES = 20
 _STDERR_BYTES = 16 << 10  # read from the end of a template's stderr, which may be as large as the disk
-_CONFIRM = 0.1
-"""Fraction of a robot lease, at its end, in which a template is killed that has confirmed no renewal: 0.2 s of 2 s."""
+_CONTINUE, _KILL = 0.2, 0.1
+"""Fractions at the end of a robot lease in which a template is continued, and killed, that has confirmed no renewal."""
 _OWN_STALL_S, _MORE_S = 0.1, 0.2
 """If agentd itself was late by more than the first, the template gets the second, in seconds, to confirm."""
 _EXIT_S = 1.0  # seconds from the end of a template's socket until SIGKILL, if the process has not ended by then
@@ -184,13 +184,11 @@ class TemplateProcess:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Send Renew. If the template confirms no renewal while the lease lasts, kill it: the kernel then continues
-        watchdogs that stand still too, and they end their workers.
-        """
+        """Send Renew. If the template confirms no renewal while the lease lasts, continue it, and soon after kill it."""
         self.send(template_protocol.Renew(until))
         if self._silence is None:
-            due = (self._confirmed or until) - _CONFIRM * lease_s
-            self._silence = self._loop.call_at(due, self._judge, due, lease_s)
+            since = self._confirmed or until
+            self._expect(since, lease_s, since - _CONTINUE * lease_s, False)
         self._sent = until
 
     def renewed(self, until: float) -> None:
@@ -199,17 +197,22 @@ class TemplateProcess:
         if until >= self._sent:
             self._forget_silence()
 
-    def _judge(self, due: float, lease_s: float) -> None:
+    def _expect(self, since: float, lease_s: float, due: float, continued: bool) -> None:
+        self._silence = self._loop.call_at(due, self._judge, since, lease_s, due, continued)
+
+    def _judge(self, since: float, lease_s: float, due: float, continued: bool) -> None:
+        """Continue or kill the template if it has confirmed no renewal *since* that one."""
         self._on_readable()  # what it sent before
+        now = self._loop.time()
         if self._silence is None or self.gone:
             return
-        now = self._loop.time()
-        newer = self._confirmed - _CONFIRM * lease_s
-        again = now + _MORE_S if now > due + _OWN_STALL_S else newer
-        if again > now:
-            self._silence = self._loop.call_at(again, self._judge, again, lease_s)
+        if self._confirmed > since:
+            self._expect(self._confirmed, lease_s, self._confirmed - _CONTINUE * lease_s, False)
+        elif continued and now <= due + _OWN_STALL_S:
+            self.distrust(f"it has confirmed no renewal of its robots' leases for {lease_s * (1 - _KILL):.1f} s")
         else:
-            self.distrust(f"it has confirmed no renewal of its robots' leases for {lease_s * (1 - _CONFIRM):.1f} s")
+            self._signal(signal.SIGCONT)
+            self._expect(since, lease_s, max(since - _KILL * lease_s, now + _MORE_S), True)
 
     def _forget_silence(self) -> None:
         if self._silence is not None:
@@ -225,8 +228,11 @@ class TemplateProcess:
         if self._pidfd < 0:
             self._not_started("")
             return
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def distrust(self, why: str) -> None:
         """Kill the template, and with it its workers, because it has sent what no template sends, or does not react.

@@ -488,10 +488,10 @@ def locks(kind: str = "FLOCK") -> dict[tuple[int, int], int]:
     return found
 
 
-def kill(pid: int) -> None:
-    """Send SIGKILL to the process *pid*. If it has ended or belongs to another user, do nothing."""
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to the process *pid*. If it has ended or belongs to another user, do nothing."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def kill_group(pid: int) -> None:

@@ -152,7 +152,10 @@ class RobotTable:
         # an agentd with robots beats twice as often as others, and loses its own leases after OWNER_PART too
         part = OWNER_PART if client.worker_id else 1.0
         vouched = [node.last_seen + part * self._lease_s for node in self._watchers(watch.group, client)]
-        return max(in_touch + OWNER_PART * self._lease_s, *vouched, 0.0)
+        until = max(in_touch + OWNER_PART * self._lease_s, *vouched, 0.0)
+        launcher = self._launcher(client)
+        node = self._head.nodes.get(launcher.node_id) if launcher is not None and launcher.spec.claims else None
+        return min(until, node.last_seen + part * self._lease_s) if node is not None else until  # it has a lease itself
 
     def _watchers(self, group: Group, owner: Client) -> list[Node]:
         """Return the nodes whose agentds watch the owner's process, and so vouch for the owner while it is silent.
@@ -161,9 +164,13 @@ class RobotTable:
         """
         if any(self._must_answer(worker, owner) for worker in self._robots(group)):
             return []
-        launcher = self._head.groups.of_worker(owner.worker_id)
-        own = [launcher.workers[owner.worker_id].node_id] if launcher is not None else []
+        launcher = self._launcher(owner)
+        own = [launcher.node_id] if launcher is not None else []
         return [node for node in map(self._head.nodes.get, [*owner.watchers, *own]) if node is not None]
+
+    def _launcher(self, owner: Client) -> WorkerRecord | None:
+        group = self._head.groups.of_worker(owner.worker_id)
+        return group.workers[owner.worker_id] if group is not None else None
 
     def _must_answer(self, worker: WorkerRecord, owner: Client) -> bool:
         node = self._head.nodes.get(worker.node_id)

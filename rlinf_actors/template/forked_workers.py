@@ -65,7 +65,8 @@ class ForkedWorker:
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
         self.kill_at = 0.0  # time, 0 for never
-        self.lease = Lease(fork.place.lease_until, fork.place.lease_s)  # as its watchdog has confirmed it
+        self.lease = Lease(fork.place.lease_until, fork.place.lease_s)  # as it has confirmed it
+        self.continued = 0.0  # end of the lease at which its watchdog was sent SIGCONT
         self.lease_lost = False  # its watchdog has sent LeaseLost
         self.grace = 0.0  # time before which its watchdog is not killed
         self.told = self.watched = False
@@ -119,9 +120,12 @@ class ForkedWorker:
         self.failure = text
 
     def due(self) -> float:
-        """Return the next time at which the template must look if it has to kill this worker, infinity for never."""
-        lease_counts = self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
-        return min(max(self.lease.kill_at, self.grace) if lease_counts else math.inf, self.kill_at or math.inf)
+        """Return the next time at which the template must look if it has to continue or kill this worker's watchdog, or
+        to kill its profiler; infinity for never.
+        """
+        if not self.has_robots or not self.lease.lease_s or self.lease_lost:
+            return self.kill_at or math.inf
+        return max(self.lease.kill_at, self.grace) if self.continued == self.lease.until else self.lease.end
 
     def note(self, text: str) -> None:
         """Write *text* as a line of rlinf-actors into the worker's stderr file."""
@@ -455,13 +459,19 @@ class ForkedWorkers:
         return os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def _judge(self, worker: ForkedWorker) -> None:
-        """Kill the watchdog, and so the kernel the worker, or the profiler of a worker whose time is over."""
+        """Continue or kill the watchdog, and so the kernel the worker, or kill the profiler of a worker whose time is
+        over.
+        """
         if worker.link is not None and worker.link in self._selector.get_map():
             self._on_link(worker, worker.link)  # what has arrived while this process was busy or stood still
         now, due = time.monotonic(), worker.due()
         if now - due > OWN_STALL_S and not worker.kill_at:
             worker.grace = now + GRACE_S  # it may have stood still with this process, and have its turn only now
         if worker.due() > now:
+            return
+        if worker.has_robots and not worker.lease_lost and worker.continued != worker.lease.until:
+            worker.continued = worker.lease.until
+            procfs.kill(worker.pid, signal.SIGCONT)
             return
         worker.kill_at = 0.0  # once
         if worker.fork.wrapper:

@@ -6,10 +6,10 @@ Theory of operation
 the class has stop_hardware, the stopper (worker.stopper). The process itself becomes the watchdog: one thread, one poll
 loop, no lock, no code of the user. As a subreaper it is above everything that the worker starts.
 
-Renewals come from the template. The watchdog moves the deadline in the lease page, passes the renewal to the worker's
-guard, and confirms it to the template. The lease is what the guard has confirmed, so a worker that stands still, or
-whose C code holds the interpreter's lock, loses it. The lease also ends by an order (Revoke), by the guard, with the
-template, or when the worker closes its connection to the watchdog (os.exec). Then the watchdog
+Renewals come from the template. The watchdog moves the deadline in the lease page, and passes the renewal to the
+worker's guard. It passes the guard's confirmation back. The lease is what the guard has confirmed, so a worker that
+stands still, or whose C code holds the interpreter's lock, loses it. The lease also ends by an order (Revoke), by the
+guard, with the template, or when the worker closes its connection to the watchdog (os.exec). Then the watchdog
 
 1. writes 0 into the lease page, and tells the guard and the template;
 2. stops (SIGSTOP) what the worker has started, except what `keep_for_stop` names;
@@ -18,7 +18,7 @@ template, or when the worker closes its connection to the watchdog (os.exec). Th
 4. kills everything below it, lets the stopper run stop_hardware, and ends. The worker is then the template's zombie.
 
 The kernel kills the worker if the watchdog is killed. The kernel continues a watchdog that stands still when the
-template ends. The template kills a watchdog that confirms no renewal.
+template ends. The template continues a watchdog that confirms no renewal, and kills it 0.2 s later.
 
 House rules: the clock is read before packets that waited, so that a watchdog that stood still revives no lease. Nothing
 here waits for the worker.
@@ -186,14 +186,12 @@ class Watchdog:
                 titles = ", ".join(claim.title for claim in self._claims)
                 text = f"{titles}: {packet.reason}" if packet.orderly else lost(self._claims, packet.reason)
                 self._end_lease(text)
-            elif isinstance(packet, packets.Renew):
-                if not self._reason:
-                    self._renewed.renew(packet.until + suspended())
-                    self._page.renew(page_deadline(self._renewed))
-                    _send(self._guard, packet)
-                    if not self._guarded:
-                        self._lease.renew(self._renewed.until)
-                self._tell(packets.Renewed(self._id, packet.until))
+            elif isinstance(packet, packets.Renew) and not self._reason:
+                self._renewed.renew(packet.until + suspended())
+                self._page.renew(page_deadline(self._renewed))
+                _send(self._guard, packet)
+                if not self._guarded:
+                    self._confirm(packet.until)
         return True
 
     def _on_guard(self) -> bool:
@@ -204,7 +202,7 @@ class Watchdog:
                 return False
             self._guarded = True
             if isinstance(packet, packets.Renewed):
-                self._lease.renew(packet.until + suspended())
+                self._confirm(packet.until)
             elif isinstance(packet, packets.Keep):
                 self._below.kept[packet.pid] = packet.started
             elif isinstance(packet, packets.Closed):
@@ -219,6 +217,10 @@ class Watchdog:
                 self._below.kill()
                 _send(self._guard, packet)
         return True
+
+    def _confirm(self, until: float) -> None:
+        self._lease.renew(until + suspended())
+        self._tell(packets.Renewed(self._id, until))
 
     def _tell(self, packet: packets.ToAgent) -> None:
         _send(self._link, packet)

@@ -49,7 +49,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a process. A robot worker makes its robots safe before it ends."""
 UNWIND_S = 0.25
 """Seconds that on_lease_lost may wait for a lock. Then the stopped threads are ended, to release their locks."""
-GUARD_S = 0.2
+GUARD_S = 0.15
 """Least seconds that the guard has to say that it is at work, before the watchdog kills the worker."""
 HELD_S = 0.3
 """Most seconds from the end of the lease until on_lease_lost begins, whether the watchdog answers or not."""

@@ -393,7 +393,7 @@ class Worker(Routing, Channels, OlderNames, Profiled):
         0.1 s after the worker was killed.
 
         Args:
-            hardware_infos: `hardware_infos` of the worker.
+            hardware_infos: the robots that the worker claims (`hardware_infos`), and those whose lease it inherited.
         """
 
     @property
