@@ -1,4 +1,7 @@
-"""Hosts in network namespaces: a head alone, labs with an agentd and arms each, and drivers beside them."""
+"""Hosts in network namespaces: a head alone, labs with an agentd and arms each, and drivers beside them.
+
+`play_rounds` repeats what a module of tests does there, and judges each row.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,18 @@ sys.path += [str(HERE.parent / "netns"), str(HERE.parent / "live")]
 
 import netns_kit  # noqa: E402
 import pace  # noqa: E402
-from matrix_workers import LOOP_C  # noqa: E402
+from nightly import Figures  # noqa: E402
 from robot_kit import until  # noqa: E402
 
 from rlinf_actors.testing.simulated_arm import Command, read_record  # noqa: E402
 from rlinf_actors.testing.simulated_arm_hardware import HW_TYPE  # noqa: E402
 
+STILL_S = 2.4
+"""For how long a process stands still: longer than a robot's lease."""
+ATTEMPTS = 20
+"""So often a row is played, before the machine is said to be too slow for it."""
+GUARDED_S = 0.2
+"""A guard that is late by so much is killed, and its hook does not run."""
 PATH = os.pathsep.join(map(str, (PROJECT, HERE)))
 ENOUGH = 5
 """So many moves say that a worker streams."""
@@ -58,31 +67,75 @@ class Arm:
         return until(self.record, fact, what, pace.PATIENCE_S)
 
 
+@dataclass(frozen=True)
+class Row:
+    """One thing that goes wrong.
+
+    Attributes:
+        name: also of the worker's group.
+        bound_s: of the time to the last command at the arm.
+        cls: how the worker moves its arm.
+    """
+
+    name: str
+    bound_s: float
+    cls: str
+
+
 @dataclass(eq=False)
 class Run:
     """One worker that streams, and what becomes of it.
 
     Attributes:
-        worker, template: pids; 0 of one whose constructor never ends.
+        worker, watchdog, template: pids of the worker that is hurt; 0 of one whose constructor never ends.
         arms: those that it moves.
         cut: when the fault was (time.monotonic()).
         pressed: when somebody pressed Enter for an emergency stop, 0 if nobody did.
         went_on: when a process that stood still was continued, 0 for none.
-        left: says that the worker did not end, "" if it did.
+        wrong: what was not as promised, "" for nothing.
         told: what was said of it.
-        slowness: how many times its own work a process took before the round, or after it.
+        stall: the longest time for which the machine stood still meanwhile.
+        last: when the last command came to an arm that had to come in time.
     """
 
-    name: str
+    row: Row
     arms: Sequence[Arm]
     worker: int = 0
+    watchdog: int = 0
     template: int = 0
     cut: float = 0.0
     pressed: float = 0.0
     went_on: float = 0.0
-    left: str = ""
+    wrong: str = ""
     told: str = ""
-    slowness: float = 1.0
+    stall: float = 0.0
+    last: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def late_s(self) -> float:
+        return self.last - self.cut - self.row.bound_s
+
+    @property
+    def unjudged(self) -> bool:
+        """The machine itself was late."""
+        return not self.wrong and 0 < self.late_s <= self.stall
+
+    def must(self, holds: bool, what: object) -> None:
+        if not holds:
+            self.wrong = self.wrong or str(what)
+
+    def must_have_stopped(self, texts: Sequence[str]) -> bool:
+        """Note it if a worker said no stop. It could not if the machine kept its guard from running."""
+        stopped = "stop" in texts
+        if not stopped and self.stall > GUARDED_S:
+            self.last = self.cut + self.row.bound_s + self.stall
+        else:
+            self.must(stopped, f"no stop command: {list(texts[-3:])}")
+        return stopped
 
     def of(self, arm: Arm, commands: Sequence[Command]) -> list[Command]:
         """What this worker said to an arm."""
@@ -106,7 +159,7 @@ class Run:
             try:
                 arm.until(lambda commands, arm=arm: closed(arm, commands), "its worker has ended")  # type: ignore[misc]
             except AssertionError as error:
-                self.left = str(error)
+                self.must(False, error)
 
 
 @dataclass
@@ -136,7 +189,8 @@ class Scene:
     Attributes:
         labs: hosts with an agentd each; their number is the rank.
         arms: of each lab.
-        library: the control loop in C, "" where there is no compiler.
+        module: of the workers and the driver.
+        library: the module's control loop in C, "" where there is no compiler.
     """
 
     stack: contextlib.ExitStack
@@ -144,6 +198,7 @@ class Scene:
     head_host: netns_kit.Host
     labs: list[netns_kit.Host]
     others: list[netns_kit.Host]
+    module: str
     library: str
     head: subprocess.Popen[bytes] = field(init=False)
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -181,8 +236,8 @@ class Scene:
         self.stack.callback(end, process)
         return process
 
-    def start_arms(self, counts: Sequence[int]) -> None:
-        """So many arms in each lab, one at least."""
+    def start_arms(self, counts: Sequence[int], own: bool) -> None:
+        """So many arms in each lab, one at least. *own*: the other hosts cannot reach them."""
         started = []
         for rank, (lab, count) in enumerate(zip(self.labs, counts, strict=True)):
             records = [self.folder / f"arm{rank}-{n}.jsonl" for n in range(count)]
@@ -190,7 +245,7 @@ class Scene:
             command = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--host", "0.0.0.0", *words]
             started.append((rank, records, self.start(lab, command, stdout=subprocess.PIPE, text=True)))
         for rank, records, process in started:
-            host = f"127.0.{rank}.1"  # the lab's own, also when its plug is pulled; with another name in each lab
+            host = f"127.0.{rank}.1" if own else self.labs[rank].ip  # the first also when its plug is pulled
             ports = [int(process.stdout.readline().rpartition(":")[2]) for _ in records]
             self.arms.append([Arm(f"{host}:{port}", record) for port, record in zip(ports, records, strict=True)])
             self.stack.callback(process.stdout.close)
@@ -210,7 +265,7 @@ class Scene:
         ]
         cluster = {"num_nodes": len(self.labs), "node_groups": groups, "component_placement": components}
         config = {"cluster": cluster, "library": self.library, "log": str(self.folder / "log")}
-        code = "import matrix_workers; matrix_workers.main()"
+        code = f"import {self.module}; {self.module}.main()"
         process = self.start(
             host, [sys.executable, "-c", code, json.dumps(config)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -253,16 +308,53 @@ def end(process: subprocess.Popen[Any]) -> None:
                 stream.close()
 
 
-def scene(stack: contextlib.ExitStack, labs: int, others: int, arms: Sequence[int]) -> Scene:
-    """Start one. *others* are hosts without an agentd, for drivers."""
+def scene(
+    stack: contextlib.ExitStack, labs: int, others: int, arms: Sequence[int], module: str, source: str, own: bool = True
+) -> Scene:
+    """Start one. *others* are hosts without an agentd, for drivers; *source* is the control loop in C of *module*."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rm", dir="/tmp")))
     hosts = stack.enter_context(netns_kit.hosts(1 + labs + others))
     library = ""
     if shutil.which("cc"):
-        source, library = folder / "loop.c", str(folder / "loop.so")
-        source.write_text(LOOP_C)
+        text, library = folder / "loop.c", str(folder / "loop.so")
+        text.write_text(source)
         include = PROJECT / "rlinf_actors" / "include"
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-I", include, "-o", library, source], check=True)
-    made = Scene(stack, folder, hosts[0], hosts[1 : 1 + labs], hosts[1 + labs :], library)
-    made.start_arms(arms)
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-I", include, "-o", library, text], check=True)
+    made = Scene(stack, folder, hosts[0], hosts[1 : 1 + labs], hosts[1 + labs :], module, library)
+    made.start_arms(arms, own)
     return made
+
+
+Results = dict[str, list[Run]]
+"""What became of each row in each round."""
+
+
+def play_rounds(rows: Sequence[Row], count: int, play: Callable[[Collection[Row]], Sequence[Run]]) -> Results:
+    """Play the rows so many times. A row that the machine was too slow for is played again alone, until it is judged.
+
+    *play* plays the rows that it is given, of which it may leave out some, and judges them.
+    """
+    found: Results = {row.name: [] for row in rows}
+    for _ in range(count):
+        for run in play(rows):
+            for _ in range(ATTEMPTS):
+                if not run.unjudged:
+                    break
+                (run,) = play([run.row])
+            found[run.name].append(run)
+    return found
+
+
+def check(row: Row, results: Results, figures: Figures, rounds: int) -> None:
+    """Fail if one run of *row* was not as promised. Note the longest."""
+    runs = results[row.name]
+    figures.done(len(runs), rounds, "rounds")
+    for run in runs:
+        assert not run.wrong, f"{run.wrong}\n{run.told}"
+        assert run.late_s <= 0, (
+            f"the last command came {run.last - run.cut:.3f} s after the cut; {row.bound_s} s are allowed, and the "
+            f"machine itself stood still for {run.stall:.3f} s of that by a control timer"
+        )
+    assert runs
+    longest = max(run.last - (run.pressed or run.cut) for run in runs)
+    figures.add(f"{row.name}, longest of {len(runs)}", f"{longest:.3f} s")

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rlinf_actors import Cluster, ComponentPlacement, Worker
@@ -24,7 +25,7 @@ from rlinf_actors.testing import simulated_arm_hardware  # noqa: F401 - importin
 from rlinf_actors.testing.simulated_arm import SimulatedArmClient
 
 CYCLE_S = 0.02
-LOOP_C = """
+SOURCE = """
 #include <rlinf_lease.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -43,6 +44,12 @@ int stream(const void *page, int arm, int cycles) {
 """
 
 
+def processes() -> tuple[int, int, int]:
+    """Return the pids of this worker, its watchdog and its template."""
+    watchdog = os.getppid()
+    return os.getpid(), watchdog, int(Path(f"/proc/{watchdog}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 class Streamer(Worker):
     """Moves its arms 50 times a second, whatever is raised; on_lease_lost stops them."""
 
@@ -52,8 +59,8 @@ class Streamer(Worker):
         ]
         self.library = library
 
-    def processes(self) -> tuple[int, int]:
-        return os.getpid(), os.getppid()
+    def processes(self) -> tuple[int, int, int]:
+        return processes()
 
     def move(self) -> None:
         for arm in self.arms:
@@ -237,9 +244,9 @@ def main() -> None:
                 works.append(group)
                 say({"group": order["group"]})
                 continue
-            worker, template = group.processes().wait()[0]
+            pids = group.processes().wait()[0]
             works.append(group.moves())
-            say({"group": order["group"], "worker": worker, "template": template})
+            say({"group": order["group"], "pids": pids})
     os._exit(0)
 
 

@@ -14,13 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import matrix_scene as ms
-import pace
 import pytest
+from matrix_workers import SOURCE
 from nightly import Figures
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "netns"))
@@ -38,49 +37,36 @@ LEASE_BOUND_S = 1.9
 """From what went wrong to the stop command at the arm, less the machine's own stand still. 2 s are promised."""
 TOLD_BOUND_S = 1.0
 """The same where somebody is told, and nothing has to run out."""
-STILL_S = 2.4
-"""For how long a worker stands still: longer than its lease."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One thing that goes wrong.
-
-    Attributes:
-        name: also of the worker's group.
-        bound_s: of the time to the stop command.
-        cls: how the worker moves its arm.
-    """
-
-    name: str
-    bound_s: float = LEASE_BOUND_S
-    cls: str = "Streamer"
+def _row(name: str, bound_s: float = LEASE_BOUND_S, cls: str = "Streamer") -> ms.Row:
+    return ms.Row(name, bound_s, cls)
 
 
 OWNERS = [
-    Row("cut-head-to-driver"),
-    Row("cut-driver-to-head"),
-    Row("cut-driver-both-ways"),
-    Row("remote-driver-killed"),
-    Row("remote-driver-stopped"),
-    Row("remote-driver-stopped-beside-an-agent"),
-    Row("local-driver-killed", TOLD_BOUND_S),
+    _row("cut-head-to-driver"),
+    _row("cut-driver-to-head"),
+    _row("cut-driver-both-ways"),
+    _row("remote-driver-killed"),
+    _row("remote-driver-stopped"),
+    _row("remote-driver-stopped-beside-an-agent"),
+    _row("local-driver-killed", TOLD_BOUND_S),
 ]
 """The worker's owner is hurt; it is on lab 0, which is not."""
 LABS = [
-    Row("cut-head-to-lab"),
-    Row("cut-lab-to-head"),
-    Row("cut-lab-both-ways"),
-    Row("agentd-stopped"),
-    Row("agentd-killed", TOLD_BOUND_S),
-    Row("template-stopped"),
-    Row("template-killed", TOLD_BOUND_S),
+    _row("cut-head-to-lab"),
+    _row("cut-lab-to-head"),
+    _row("cut-lab-both-ways"),
+    _row("agentd-stopped"),
+    _row("agentd-killed", TOLD_BOUND_S),
+    _row("template-stopped"),
+    _row("template-killed", TOLD_BOUND_S),
 ]
 """Each in a lab of its own, from lab 1 on."""
 WORKERS = [
-    Row("worker-stopped", TOLD_BOUND_S),
-    Row("worker-sigterm", TOLD_BOUND_S),
-    Row("worker-sigint", TOLD_BOUND_S),
+    _row("worker-stopped", TOLD_BOUND_S),
+    _row("worker-sigterm", TOLD_BOUND_S),
+    _row("worker-sigint", TOLD_BOUND_S),
 ]
 """On lab 0. The time of the one that stands still counts from when it is continued."""
 KINDS = [
@@ -88,16 +74,16 @@ KINDS = [
     "Uninterruptible", "Native", "NativeWithLock", "HookBlocks", "HookRaises", "HookCalls",
 ]  # fmt: skip
 """Ways to move an arm, and to stop it. The first has two arms."""
-HEAD_STOPPED = [Row(f"head-stopped-{cls}", cls=cls) for cls in KINDS]
+HEAD_STOPPED = [_row(f"head-stopped-{cls}", cls=cls) for cls in KINDS]
 PRESSED = [
-    Row(f"estop-under-load-{cls}", TOLD_BOUND_S, cls)
+    _row(f"estop-under-load-{cls}", TOLD_BOUND_S, cls)
     for cls in ("Streamer", "Masked", "Forking", "Native", "HookBlocks", "Starting")
 ]
 """The bound counts from the end of the command. Starting: the emergency stop comes during its launch."""
-ARMED = [Row("estop-armed-under-load", TOLD_BOUND_S / 2)]
+ARMED = [_row("estop-armed-under-load", TOLD_BOUND_S / 2)]
 """The bound counts from Enter."""
 HEAD_KILLED = [
-    Row(f"head-killed-under-load-{cls}", cls=cls)
+    _row(f"head-killed-under-load-{cls}", cls=cls)
     for cls in ("Streamer", "Async", "Forking", "Native", "NativeWithLock")
 ]
 ROWS = [*OWNERS, *LABS, *WORKERS, *HEAD_STOPPED, *PRESSED, *ARMED, *HEAD_KILLED]
@@ -105,12 +91,6 @@ ARMS = len(KINDS) + 1
 """In lab 0; the others have one each."""
 BUSY = 4
 """Processes that only take time, where the machine is under load."""
-TOO_SLOW = 8.0
-"""Where a process takes so many times its own work, leases run out and guards are killed whatever is cut: the row is
-skipped if it was late, or its worker was killed before it could stop the arm. A move after the stop fails anywhere.
-"""
-Results = dict[str, list[tuple[ms.Run, float]]]
-"""What became of each row in each round, with the machine's stand still meanwhile."""
 
 
 def components() -> dict[str, dict[str, str]]:
@@ -122,30 +102,46 @@ def components() -> dict[str, dict[str, str]]:
 
 
 class Round:
-    """One round in a scene of its own."""
+    """One round in a scene of its own: some of the rows, or all."""
 
-    def __init__(self, scene: ms.Scene) -> None:
+    def __init__(self, scene: ms.Scene, rows: Collection[ms.Row]) -> None:
         self._scene = scene
+        self._rows = rows
         self._runs: list[ms.Run] = []
         arms = {name: one for name, one in components().items() if one["node_group"] == "lab0"}
         watched, local = scene.labs[-1], scene.labs[0]
         hosts = [*scene.others[1:6], watched, local]
-        starting = [scene.driver(host, [0], arms) for host in hosts]
+        self._owners = [scene.driver(host, [0], arms) for host in hosts]
         self._main = scene.driver(scene.others[0], range(1 + len(LABS)), components())
-        for driver in (*starting, self._main):
+        for driver in (*self._owners, self._main):
             driver.answer()
-        self._owners = starting
 
     def run(self) -> list[ms.Run]:
-        """All rows; returns their runs."""
+        """Play the rows, and judge them."""
         self._owners_labs_and_workers()
         self._head_stopped()
         self._pressed()
         self._armed()
         self._head_killed()
+        for run in self._runs:
+            self._judge(run)
         return self._runs
 
-    def _launch(self, driver: ms.Driver, row: Row, component: str) -> ms.Run:
+    def _judge(self, run: ms.Run) -> None:
+        arms = [ms.Arm(arm.address, arm.record, run.of(arm, arm.commands())) for arm in run.arms]
+        run.last = max((arm.said[-1].at for arm in arms if arm.said), default=0.0)
+        run.stall = self._scene.stall(run.cut, run.last)
+        run.told = self._scene.told(run.name)
+        for arm in arms:
+            texts = [one.text for one in arm.said]
+            if not run.must_have_stopped(texts):
+                continue
+            run.must(texts.index("stop") == len(texts) - 1, f"after its stop the arm was told {texts[-5:]}")
+            again = [one for one in arm.said[:-1] if run.went_on and one.at >= run.went_on]
+            # a stopped worker makes the system call that it was about to make
+            run.must(len(again) <= (run.cut == run.went_on), f"after it went on the arm was told {again}")
+
+    def _launch(self, driver: ms.Driver, row: ms.Row, component: str) -> ms.Run:
         scene = self._scene
         options = {"wait_for_hardware": 30}
         driver.order(**{"group": row.name, "class": row.cls, "component": component, "options": options})
@@ -155,72 +151,79 @@ class Round:
             arms = [scene.arms[0][int(component[3:])]]
         else:
             arms = scene.arms[int(component[3:])]
-        run = ms.Run(row.name, arms)
+        run = ms.Run(row, arms)
         self._runs.append(run)
         return run
 
     def _up(self, driver: ms.Driver, run: ms.Run) -> None:
-        answer = driver.answer()
-        run.worker, run.template = answer.get("worker", 0), answer.get("template", 0)
+        pids = driver.answer().get("pids")
+        if pids is not None:
+            run.worker, run.watchdog, run.template = pids
 
     def _owners_labs_and_workers(self) -> None:
-        scene, head = self._scene, self._scene.head_host
-        owners = list(zip(self._owners, OWNERS, strict=True))
-        owned = [self._launch(driver, row, f"arm{n}") for n, (driver, row) in enumerate(owners)]
-        labs = [self._launch(self._main, row, f"lab{n + 1}") for n, row in enumerate(LABS)]
-        workers = [self._launch(self._main, row, f"arm{n + len(OWNERS)}") for n, row in enumerate(WORKERS)]
-        for driver, run in zip(self._owners, owned, strict=True):
-            self._up(driver, run)
-        for run in (*labs, *workers):
-            self._up(self._main, run)
-        for run in (*owned, *labs, *workers):
+        scene, head, owners = self._scene, self._scene.head_host, self._owners
+        places = [(owners[n], one, f"arm{n}") for n, one in enumerate(OWNERS)]
+        places += [(self._main, one, f"lab{n + 1}") for n, one in enumerate(LABS)]
+        places += [(self._main, one, f"arm{n + len(OWNERS)}") for n, one in enumerate(WORKERS)]
+        wanted = [one for one in places if one[1] in self._rows]
+        runs = {row.name: self._launch(driver, row, component) for driver, row, component in wanted}
+        for driver, row, _ in wanted:
+            self._up(driver, runs[row.name])
+        for run in runs.values():
             run.until_streaming()
-        pids = [driver.process.pid for driver in self._owners]
-        kill = os.kill
-        cuts = [
-            lambda: head.drop(to=scene.others[1]),
-            lambda: scene.others[2].drop(to=head),
-            lambda: scene.others[3].link("down"),
-            lambda: kill(pids[3], signal.SIGKILL),
-            lambda: kill(pids[4], signal.SIGSTOP),
-            lambda: kill(pids[5], signal.SIGSTOP),
-            lambda: kill(pids[6], signal.SIGKILL),
-            lambda: head.drop(to=scene.labs[1]),
-            lambda: scene.labs[2].drop(to=head),
-            lambda: scene.labs[3].link("down"),
-            lambda: kill(scene.agents[4].pid, signal.SIGSTOP),
-            lambda: kill(scene.agents[5].pid, signal.SIGKILL),
-            lambda: kill(labs[5].template, signal.SIGSTOP),
-            lambda: kill(labs[6].template, signal.SIGKILL),
-            lambda: kill(workers[0].worker, signal.SIGSTOP),
-            lambda: kill(workers[1].worker, signal.SIGTERM),
-            lambda: kill(workers[2].worker, signal.SIGINT),
-        ]
-        everyone = [*owned, *labs, *workers]
-        for run, cut in zip(everyone, cuts, strict=True):
+        pids, kill = [driver.process.pid for driver in owners], os.kill
+        cuts: dict[str, Callable[[ms.Run], object]] = {
+            "cut-head-to-driver": lambda _: head.drop(to=scene.others[1]),
+            "cut-driver-to-head": lambda _: scene.others[2].drop(to=head),
+            "cut-driver-both-ways": lambda _: scene.others[3].link("down"),
+            "remote-driver-killed": lambda _: kill(pids[3], signal.SIGKILL),
+            "remote-driver-stopped": lambda _: kill(pids[4], signal.SIGSTOP),
+            "remote-driver-stopped-beside-an-agent": lambda _: kill(pids[5], signal.SIGSTOP),
+            "local-driver-killed": lambda _: kill(pids[6], signal.SIGKILL),
+            "cut-head-to-lab": lambda _: head.drop(to=scene.labs[1]),
+            "cut-lab-to-head": lambda _: scene.labs[2].drop(to=head),
+            "cut-lab-both-ways": lambda _: scene.labs[3].link("down"),
+            "agentd-stopped": lambda _: kill(scene.agents[4].pid, signal.SIGSTOP),
+            "agentd-killed": lambda _: kill(scene.agents[5].pid, signal.SIGKILL),
+            "template-stopped": lambda run: kill(run.template, signal.SIGSTOP),
+            "template-killed": lambda run: kill(run.template, signal.SIGKILL),
+            "worker-stopped": lambda run: kill(run.worker, signal.SIGSTOP),
+            "worker-sigterm": lambda run: kill(run.worker, signal.SIGTERM),
+            "worker-sigint": lambda run: kill(run.worker, signal.SIGINT),
+        }
+        begun = time.monotonic()
+        for name, run in runs.items():
             run.cut = time.monotonic()
-            cut()
-        for run in everyone:
-            if run is not workers[0]:
+            cuts[name](run)
+        still = runs.get("worker-stopped")
+        for run in runs.values():
+            if run is not still:
                 run.until_closed()
-        time.sleep(max(0.0, workers[0].cut + STILL_S - time.monotonic()))  # how long it stands still is what is tested
-        stopped = {labs[3]: scene.agents[4].pid, labs[5]: labs[5].template, workers[0]: workers[0].worker}
-        stopped |= {owned[4]: pids[4], owned[5]: pids[5]}
-        for run, pid in stopped.items():
-            run.went_on = time.monotonic()
-            kill(pid, signal.SIGCONT)
-        workers[0].cut = workers[0].went_on
-        workers[0].until_closed()
-        for driver in self._owners:
+        time.sleep(max(0.0, begun + ms.STILL_S - time.monotonic()))  # how long they stand still is what is tested
+        stopped = {"remote-driver-stopped": pids[4], "remote-driver-stopped-beside-an-agent": pids[5]}
+        stopped |= {"agentd-stopped": scene.agents[4].pid}
+        for name, run in runs.items():
+            pid = {**stopped, "template-stopped": run.template, "worker-stopped": run.worker}.get(name)
+            if pid:
+                run.went_on = time.monotonic()
+                with contextlib.suppress(ProcessLookupError):  # a template that stood still was killed
+                    kill(pid, signal.SIGCONT)
+        if still is not None:
+            still.cut = still.went_on
+            still.until_closed()
+        for driver in owners:
             ms.end(driver.process)  # their arms are free for what follows, whatever has failed
-        head.undrop(to=scene.labs[1])
-        scene.labs[2].undrop(to=head)
+        if "cut-head-to-lab" in runs:
+            head.undrop(to=scene.labs[1])
+        if "cut-lab-to-head" in runs:
+            scene.labs[2].undrop(to=head)
         scene.labs[3].link("up")
 
-    def _kinds(self, rows: list[Row]) -> list[ms.Run]:
+    def _kinds(self, rows: list[ms.Row]) -> list[ms.Run]:
         """Launch them on lab 0; all stream when this returns."""
-        rows = [row for row in rows if self._scene.library or "Native" not in row.cls]
-        runs = [self._launch(self._main, row, f"arm{n - 1}" if n else "both") for n, row in enumerate(rows)]
+        wanted = [row for row in rows if row in self._rows and (self._scene.library or "Native" not in row.cls)]
+        places = {row.name: f"arm{n - 1}" if n else "both" for n, row in enumerate(rows)}
+        runs = [self._launch(self._main, row, places[row.name]) for row in wanted]
         for run in runs:
             self._up(self._main, run)
         for run in runs:
@@ -229,6 +232,8 @@ class Round:
 
     def _head_stopped(self) -> None:
         runs, head = self._kinds(HEAD_STOPPED), self._scene.head
+        if not runs:
+            return
         cut = time.monotonic()
         head.send_signal(signal.SIGSTOP)
         for run in runs:
@@ -240,6 +245,8 @@ class Round:
 
     def _pressed(self) -> None:
         runs, scene = self._kinds(PRESSED), self._scene
+        if not runs:
+            return
         busy = scene.busy(BUSY)
         enter = time.monotonic()
         read = {"stdout": subprocess.PIPE, "text": True}
@@ -258,6 +265,8 @@ class Round:
 
     def _armed(self) -> None:
         runs, scene = self._kinds(ARMED), self._scene
+        if not runs:
+            return
         busy = scene.busy(BUSY)
         button = scene.press("--arm", "--json", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         while json.loads(button.stdout.readline())["armed"] != 1:
@@ -284,60 +293,23 @@ class Round:
             ms.end(one)
 
 
+def play(rows: Collection[ms.Row]) -> list[ms.Run]:
+    with contextlib.ExitStack() as stack:
+        arms = [ARMS, *[1] * (len(LABS) + 1)]
+        scene = ms.scene(stack, 2 + len(LABS), 6, arms, "matrix_workers", SOURCE)
+        return Round(scene, rows).run()
+
+
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest) -> Iterator[Results]:
+def results(request: pytest.FixtureRequest) -> ms.Results:
     """Every row, so many times."""
-    found: Results = {row.name: [] for row in ROWS}
-    for _ in range(request.config.getoption("robot_rounds")):
-        with contextlib.ExitStack() as stack:
-            slowness = pace.slowness_now()
-            scene = ms.scene(stack, 2 + len(LABS), 6, [ARMS, *[1] * (len(LABS) + 1)])
-            try:
-                runs = Round(scene).run()
-            except AssertionError as error:
-                slowness = max(slowness, pace.slowness_now())
-                if slowness > TOO_SLOW:
-                    pytest.skip(f"a process takes {slowness:.0f} times its own work on this machine now: {error}"[:500])
-                raise
-            slowness = max(slowness, pace.slowness_now())
-            for run in runs:
-                run.slowness = slowness
-                run.arms = [ms.Arm(arm.address, arm.record, run.of(arm, arm.commands())) for arm in run.arms]
-                stopped = [one.at for arm in run.arms for one in arm.said if one.text == "stop"]
-                run.told = scene.told(run.name)
-                found[run.name].append((run, scene.stall(run.cut, max(stopped, default=run.cut))))
-    return found
+    return ms.play_rounds(ROWS, request.config.getoption("robot_rounds"), play)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_the_arm_stops_in_time_and_nothing_follows(
-    row: Row, results: Results, figures: Figures, request: pytest.FixtureRequest
+    row: ms.Row, results: ms.Results, figures: Figures, request: pytest.FixtureRequest
 ) -> None:
     if "Native" in row.cls and shutil.which("cc") is None:
         pytest.skip("needs a C compiler (cc)")
-    figures.done(len(results[row.name]), request.config.getoption("robot_rounds"), "rounds")
-    longest = 0.0
-    for run, stall in results[row.name]:
-        late = [run.left] if run.left else []
-        for arm in run.arms:
-            texts = [one.text for one in arm.said]
-            if "stop" not in texts:
-                late.append(f"no stop command: {texts[-3:]}\n{run.told}")
-                continue
-            assert texts.index("stop") == len(texts) - 1, f"after its stop the arm was told {texts[-5:]}\n{run.told}"
-            again = [one for one in arm.said[:-1] if run.went_on and one.at >= run.went_on]
-            # a stopped worker makes the system call that it was about to make
-            at_most = 1 if run.cut == run.went_on else 0
-            assert len(again) <= at_most, f"after it went on the arm was told {again}\n{run.told}"
-            after = arm.said[-1].at - run.cut
-            longest = max(longest, arm.said[-1].at - (run.pressed or run.cut) - stall)
-            if after - stall > row.bound_s:
-                late.append(
-                    f"the arm had its stop command {after:.3f} s after the cut; {row.bound_s} s are allowed, and the "
-                    f"machine itself stood still for {stall:.3f} s of that by a control timer"
-                )
-        if late and run.slowness > TOO_SLOW:
-            pytest.skip(f"a process takes {run.slowness:.0f} times its own work on this machine now: {late[0][:300]}")
-        assert not late, late[0]
-    assert results[row.name]
-    figures.add(f"{row.name}, longest of {len(results[row.name])}", f"{longest:.3f} s")
+    ms.check(row, results, figures, request.config.getoption("robot_rounds"))
