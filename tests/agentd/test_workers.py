@@ -92,8 +92,22 @@ async def test_a_stop_ends_what_the_template_was_not_asked_to_fork_yet(tmp_path)
         await reports.until(lambda: len(reports.exits) == 10)
 
 
-async def test_template_that_stands_still_beside_a_robot_is_killed_and_the_watchdog_ends_the_worker(tmp_path):
-    """Though the watchdog stands still too: the kernel continues it."""
+@contextlib.contextmanager
+def traced(pid):
+    """A debugger, as which nothing but SIGKILL ends the stand still of a process."""
+    attach = (
+        "import ctypes, sys; print(ctypes.CDLL(None).ptrace(16, int(sys.argv[1]), 0, 0), flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", attach, str(pid)], **pipes) as debugger:
+        assert debugger.stdout.readline() == b"0\n"
+        yield
+        debugger.stdin.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_template_that_stands_still_beside_a_robot_is_continued_or_killed(tmp_path, killed):
+    """And its watchdog, which stands still too, ends the worker."""
     lease_s = 1.0 * pace.slowness
     async with children(tmp_path) as (kids, reports):
         loop = asyncio.get_running_loop()
@@ -102,11 +116,13 @@ async def test_template_that_stands_still_beside_a_robot_is_killed_and_the_watch
         kids.start(order([one]))
         (ready,) = await reports.up(one)
         watchdog = procfs.stat(ready.pid).parent
-        for pid in (procfs.stat(watchdog).parent, watchdog):
+        template = procfs.stat(watchdog).parent
+        for pid in (template, watchdog):
             os.kill(pid, signal.SIGSTOP)
-        kids.renew(loop.time() + lease_s, lease_s)
-        exit = await reports.gone(one)
-        assert "signal 9" in exit.reason
+        with traced(template) if killed else contextlib.nullcontext():
+            kids.renew(loop.time() + lease_s, lease_s)
+            exit = await reports.gone(one)
+        assert ("template process that it came from ended" if killed else "no word from the head") in exit.reason
         assert procfs.stat(watchdog) is None
 
 

@@ -239,19 +239,21 @@ def robot_worker():
 
 
 def test_robot_worker_that_starts_keeps_its_lease_by_what_agentd_sends(robot_worker):
-    assert robot_worker.due() == pytest.approx(101.9)
+    assert robot_worker.due() == pytest.approx(101.6)
     robot_worker.renew(Renew(102.5))
-    assert robot_worker.due() == pytest.approx(102.4)
+    assert robot_worker.due() == pytest.approx(102.1)
 
 
 def test_robot_worker_that_runs_keeps_its_lease_by_what_its_watchdog_confirms(robot_worker):
     robot_worker.inner = 1
     robot_worker.renew(Renew(102.5))
-    assert robot_worker.due() == pytest.approx(101.9)
+    assert robot_worker.due() == pytest.approx(101.6)
     robot_worker.lease.renew(102.5)
-    assert robot_worker.due() == pytest.approx(102.4)
+    assert robot_worker.due() == pytest.approx(102.1)
     robot_worker.lease.renew(102.0)  # an older one
-    assert robot_worker.due() == pytest.approx(102.4)
+    assert robot_worker.due() == pytest.approx(102.1)
+    robot_worker.continued = 102.5
+    assert robot_worker.due() == pytest.approx(102.3)  # when it is killed
 
 
 def test_watchdog_that_ends_its_worker_has_the_time_for_all_of_it_once(robot_worker):
