@@ -48,6 +48,7 @@ class WorkerLife(str, enum.Enum):
     GONE = "gone"
 
 
+_ENDS = dict.fromkeys(("expired", "left", "replaced"), NodeLife.LOST)
 NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
     NodeLife.REGISTERING: {"hello": NodeLife.READY, "expired": NodeLife.LOST},
     NodeLife.READY: {
@@ -55,26 +56,20 @@ NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
         "heard": NodeLife.READY,
         "silent": NodeLife.SUSPECT,
         "drain": NodeLife.DRAINING,
-        "expired": NodeLife.LOST,
-        "left": NodeLife.LOST,
-        "replaced": NodeLife.LOST,
+        **_ENDS,
     },
     NodeLife.SUSPECT: {
         "hello": NodeLife.READY,
         "heard": NodeLife.READY,
         "drain": NodeLife.DRAINING,
-        "expired": NodeLife.LOST,
-        "left": NodeLife.LOST,
-        "replaced": NodeLife.LOST,
+        **_ENDS,
     },
     NodeLife.DRAINING: {
         "hello": NodeLife.DRAINING,
         "heard": NodeLife.DRAINING,
         "drain": NodeLife.DRAINING,
         "undrain": NodeLife.READY,
-        "expired": NodeLife.LOST,
-        "left": NodeLife.LOST,
-        "replaced": NodeLife.LOST,
+        **_ENDS,
     },
     NodeLife.LOST: {},
 }
