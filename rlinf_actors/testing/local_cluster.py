@@ -488,13 +488,11 @@ def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Return *tables* as TOML. JSON's numbers, strings and lists of strings are valid TOML, so values are in JSON."""
-    lines: list[str] = []
-    for table, section in tables.items():
-        lines.append(f"[{table}]")
-        for key, value in section.items():
-            if isinstance(value, Mapping):
-                inner = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in value.items())
-                lines.append(f"{key} = {{{inner}}}")
-            else:
-                lines.append(f"{key} = {json.dumps(value)}")
-    return "\n".join(lines) + "\n"
+
+    def text(value: object) -> str:
+        if not isinstance(value, Mapping):
+            return json.dumps(value)
+        return "{" + ", ".join(f"{json.dumps(key)} = {json.dumps(one)}" for key, one in value.items()) + "}"
+
+    lines = ([f"[{table}]", *(f"{key} = {text(value)}" for key, value in of.items())] for table, of in tables.items())
+    return "\n".join(line for section in lines for line in section) + "\n"
