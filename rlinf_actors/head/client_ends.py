@@ -167,15 +167,15 @@ class ProcessWatches:
 
     def ask(self, client: Client, node: Node) -> None:
         """If the client and *node* are on one host, ask the node's agentd, once, to watch the client's process."""
-        if client.pid_start and node.report.host == client.host and node.id not in client.watchers:
-            client.watchers[node.id] = node.peer
+        if client.pid_start and node.report.host == client.host and node.id not in client.watched_on:
+            client.watched_on[node.id] = node.peer
             self._on_node.add(node.id, client.incarnation, client)
             self._head.emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
 
     def end(self, client: Client) -> None:
         """Ask all watching agentds to stop watching a client that has ended."""
         self.trust(client)
-        for node_id, peer in client.watchers.items():
+        for node_id, peer in client.watched_on.items():
             self._on_node.discard(node_id, client.incarnation)
             self._head.emit(Notify(peer, Unwatch(client.incarnation)))
 
@@ -192,7 +192,7 @@ class ProcessWatches:
             True if the check has begun. False if that agentd was not asked to watch this client; its report is then
             ignored.
         """
-        if client.watchers.pop(node.id, None) is None:
+        if client.watched_on.pop(node.id, None) is None:
             return False
         self._on_node.discard(node.id, client.incarnation)
         self.trust(client)
@@ -216,7 +216,7 @@ class ProcessWatches:
         clients = self._on_node.of(node_id)
         for client in clients:
             self._on_node.discard(node_id, client.incarnation)
-            del client.watchers[node_id]
+            del client.watched_on[node_id]
         return clients
 
     def _try(self, suspected: SuspectedDeath) -> None:

@@ -1,9 +1,10 @@
 """Clients, that is drivers and workers: their sessions, their job membership, and how the head notices their end. Pure.
 
-If an agentd on a client's host watches the client's process (by pidfd), the client ends only when that process ends: a
-driver that is stopped by SIGSTOP may be silent for any time. A worker ends when its agentd reports its end. Any other
+If an agentd on a client's host watches the client's process (by pidfd), and the client's connection is open, the client
+may be silent for any time, as when it is stopped by SIGSTOP. A worker ends when its agentd reports its end. Any other
 client ends when the head receives no heartbeat from it for one lease. `head.client_ends` verifies the ends that agentds
-report.
+report. A process that runs another program (os.exec) lives, and its connection is closed: so the head checks the
+connections of silent drivers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlinf_actors.head.client_ends import ExpectedClient, ExpectedClients, ProcessWatches
+from rlinf_actors.head.client_ends import PING, ExpectedClient, ExpectedClients, ProcessWatches
 from rlinf_actors.head.commands import CLIENT, Notify, Refused, Snapshot
 from rlinf_actors.head.owners import first_of, process_of
 from rlinf_actors.head.quotas import Quota, Tombstones, label
@@ -22,7 +23,7 @@ from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.names import wrong_name
 from rlinf_actors.net.link import is_older
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
+from rlinf_actors.wire.agent_messages import Beat, ClientHello, Goodbye
 from rlinf_actors.wire.client_messages import ClientGone
 from rlinf_actors.wire.program import DriverState
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 ROLES = ("driver", "worker")
+CHECK_PART = 0.6
+"""Fraction of the robot lease between two checks of the connection of a watched driver that is silent: so a driver that
+has closed it loses its robots, which it keeps for robots.OWNER_PART of that lease, in their lease.
+"""
 
 
 class ClientTable:
@@ -139,7 +144,7 @@ class ClientTable:
                 self._move(known, peer)
             self._count(known, known.member, -1)
             self._count(known, member, 1)
-            known.last_seen, known.answered, known.member = now, now, member
+            known.last_seen, known.answered, known.member, known.connected = now, now, member, True
             return known
         before = self._by_worker.get(hello.worker_id) if hello.worker_id else None
         if before is not None:
@@ -164,7 +169,6 @@ class ClientTable:
         if member.role == "driver":
             jobs.opened(client.namespace, member.name)
         self._expected.has_come(client.incarnation)
-        self._arm(client)
         return client
 
     def _move(self, client: Client, peer: bytes) -> None:
@@ -273,7 +277,7 @@ class ClientTable:
         for clients, more in pieces(self._of_host.of(node.report.host)):
             for client in clients:
                 if self._clients.get(client.incarnation) is client and self._head.nodes.get(node.id) is node:
-                    self._watches.ask(client, node)
+                    self.watch(client, (node,))
             if more:
                 yield
 
@@ -281,6 +285,7 @@ class ClientTable:
         """Ask the agentds of those *nodes* that are on the client's host to watch the client."""
         for node in nodes:
             self._watches.ask(client, node)
+        self._arm(client)
 
     def watched_on(self, node: Node, incarnations: Sequence[str]) -> Sliced[None]:
         """Record which clients the agentd of *node* watches by order of an earlier head, as its hello says."""
@@ -323,10 +328,20 @@ class ClientTable:
         self._expected.reported_dead(node.id, incarnation)
 
     def unreachable(self, peer: bytes) -> None:
-        """If an agentd has reported the death of the client with this closed connection, end the client."""
-        client = self._watches.unreachable(peer)
-        if client is not None:
-            self.gone(client, "its process ended")
+        """Handle a closed connection. If an agentd has reported the death of its client, end the client.
+
+        Otherwise no agentd vouches for the client before its next hello. It has closed the connection since the last
+        check at the earliest, and has a lease from then on.
+        """
+        dead, client = self._watches.unreachable(peer), self._by_peer.get(peer)
+        if dead is not None:
+            self.gone(dead, "its process ended")
+        elif client is not None and client.watchers:
+            client.connected = False
+            since = self._head.now - self._check_s
+            client.last_seen, client.answered = max(client.last_seen, since), max(client.answered, since)
+            self._arm(client)
+            self._head.robots.owner_changed(client.incarnation)
 
     # --- subscriptions to ends ---
 
@@ -384,22 +399,32 @@ class ClientTable:
             client.answered = min(now, client.answered + seconds)
         self._expected.stalled(seconds)
 
-    def _arm(self, client: Client) -> None:
-        """Schedule the end of a client's lease.
+    @property
+    def _check_s(self) -> float:
+        return CHECK_PART * self._head.timing.robot_lease_s
 
-        Workers and watched clients have no lease, because an agentd reports their end.
+    def _arm(self, client: Client) -> None:
+        """Schedule the end of a driver's lease; for a watched driver, the next check of its connection.
+
+        Workers have neither, because an agentd reports their end.
         """
         self._head.timers.cancel(self._timers.pop(client.incarnation, None))
-        if client.role != "worker" and not client.watchers:
-            due = client.last_seen + self._head.timing.lease_s
+        if client.role != "worker":
+            due = client.last_seen + (self._check_s if client.watchers else self._head.timing.lease_s)
+            if client.watchers and due <= self._head.now:
+                due = self._head.now + self._check_s
             self._timers[client.incarnation] = self._head.timers.at(due, lambda: self._time_passed(client))
 
     def _time_passed(self, client: Client) -> None:
         silence = self._head.now - client.last_seen
-        if client.watchers or self._head.now < client.last_seen + self._head.timing.lease_s:
+        if client.watchers:
+            if silence >= self._check_s:
+                self._head.emit(Notify(client.peer, Beat(PING)))
+            self._arm(client)
+        elif self._head.now < client.last_seen + self._head.timing.lease_s:
             self._arm(client)
         else:
-            reason = f"it was silent for {silence:.0f} s"
+            reason = f"it was silent for {silence:.0f} s{'' if client.connected else ', and its connection is closed'}"
             self._head.emit(Notify(client.peer, abandoned(reason)))
             self.gone(client, reason, certain=False)
 

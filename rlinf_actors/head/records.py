@@ -238,8 +238,8 @@ class Client(msgspec.Struct, gc=False):
 
     Attributes:
         worker_id: the worker's id; "" for a driver.
-        watchers: node id -> agentd's connection, for the nodes whose agentds watch the process. A driver without
-            watchers counts as ended when its heartbeats stop.
+        watched_on: node id -> agentd's connection, for the nodes whose agentds watch the process.
+        connected: False from when the client's connection was found closed until its next hello.
         answered: when the head sent the newest message that the client has confirmed; monotonic seconds.
         parent: if the client is a child member of a worker, that worker's id, else "". The child ends with the worker
             at the latest.
@@ -255,11 +255,17 @@ class Client(msgspec.Struct, gc=False):
     worker_id: str
     peer: bytes
     last_seen: float
-    watchers: dict[str, bytes] = msgspec.field(default_factory=dict)
+    watched_on: dict[str, bytes] = msgspec.field(default_factory=dict)
+    connected: bool = True
     member: Member = LOCAL
     answered: float = 0.0
     parent: str = ""
     program: Program = msgspec.field(default_factory=Program)
+
+    @property
+    def watchers(self) -> dict[str, bytes]:
+        """The `watched_on` that vouch for the client while it is silent: none if its connection is closed."""
+        return self.watched_on if self.connected else {}
 
     def __str__(self) -> str:
         who = f" ({self.program} on {printable(self.program.hostname)})" if self.program.user else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit
 
-from rlinf_actors.head.client_ends import LAST_TRY_S
+from rlinf_actors.head.client_ends import LAST_TRY_S, PING
 from rlinf_actors.wire.agent_messages import Beat, ProcessGone, Unwatch, Watch, Welcome
 
 
@@ -59,6 +59,39 @@ def test_connection_that_closes_later_ends_no_client(kit):
     kit.unreachable("d1")
     kit.unreachable("nobody")
     assert kit.clients() == 1
+
+
+def test_watched_client_that_has_closed_its_connection_ends_after_a_lease(kit):
+    """Its process runs another program (os.exec)."""
+    kit.beats("a:n0", "a:n1", seconds=2)
+    assert kit.sent(Beat, "d1") == [Beat(PING)]
+    kit.unreachable("d1")
+    kit.beats("a:n0", "a:n1", seconds=8)
+    assert kit.clients() == 1
+    kit.beats("a:n0", "a:n1", seconds=1)
+    assert kit.clients() == 0
+    assert any("silent for 10 s, and its connection is closed" in line for line in kit.records())
+
+
+def test_silent_client_has_a_lease_from_the_end_of_its_connection(kit):
+    kit.beats("a:n0", "a:n1", seconds=60)
+    kit.unreachable("d1")
+    kit.beats("a:n0", "a:n1", seconds=8)
+    assert kit.clients() == 1
+    kit.driver(host="host-n0")
+    kit.beats("a:n0", "a:n1", seconds=60)
+    assert kit.clients() == 1, "its connection is open"
+
+
+def test_process_that_ends_after_its_connection_ends_the_client_at_once(kit):
+    kit.unreachable("d1")
+    kit.killed("d1", "a:n0")
+    assert kit.clients() == 0
+
+
+def test_client_that_beats_is_not_checked(kit):
+    kit.beats("a:n0", "a:n1", "d1", seconds=10)
+    assert PING not in [beat.incarnation for beat in kit.sent(Beat, "d1")]
 
 
 def test_client_that_reconnects_lives(kit):

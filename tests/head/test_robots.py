@@ -102,6 +102,49 @@ def test_stopped_owner_keeps_its_robots_while_an_agent_watches_it(how, node):
     assert stops == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, VOUCHED_NO_MORE)] or node == 0
 
 
+def closed(kit: HeadKit, client: str) -> float:
+    """Let this client be silent until the head checks its connection, which is closed. Return when the head checked."""
+    while not kit.sent(Beat, client):
+        kit.beat("a:n0")
+        kit.beat("a:n1")
+        kit.wait(0.05)
+    kit.unreachable(client)
+    return kit.now
+
+
+@pytest.mark.parametrize(("how", "node"), [("", 1), ("elsewhere", 0)])
+def test_driver_that_has_closed_its_connection_loses_its_robots_in_their_lease(how, node):
+    """Its process runs another program (os.exec), and an agent watches the process."""
+    kit = must_answer(how, node)
+    assert beats(kit, "d1", "d2", "a:n0", "a:n1", seconds=5) == []
+    silent = kit.now
+    closed(kit, "d2")
+    stops: list[StopWorkers] = []
+    while not (stops := stops + kit.sent(StopWorkers)):
+        kit.beat("a:n0")
+        kit.beat("a:n1")
+        kit.wait(0.05)
+    assert [stop.ids for stop in stops] == [["env-0"]]
+    assert kit.now - silent < 1.75
+
+
+def test_driver_whose_connection_is_there_again_keeps_its_robots():
+    kit = must_answer("", 1)
+    closed(kit, "d2")
+    kit.driver("d2", host="host-n0", pid=7, pid_start=70)
+    assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
+
+
+def test_silent_driver_has_time_for_a_hello_after_its_connection_was_lost():
+    kit = must_answer("", 1)
+    assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == [], "it holds the interpreter's lock"
+    closed(kit, "d2")
+    kit.wait(0.3)
+    assert kit.sent(StopWorkers) == []
+    kit.driver("d2", host="host-n0", pid=7, pid_start=70)
+    assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
+
+
 @pytest.mark.parametrize(("how", "node"), [("always", 0), ("always", 1), ("elsewhere", 1)])
 def test_stalled_owner_that_must_answer_loses_its_robots(how, node):
     kit = must_answer(how, node)
