@@ -103,7 +103,7 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             if self._config.owner_pid is not None:
                 watch_owner(self._config.owner_pid, self._config.owner_start, self._owner_ended, stack)
-            if self._config.of_run:
+            if self._config.of_run or self._config.owner_pid is not None:
                 watch_stdin(self._owner_ended, stack)
             watchdog = self._manager.watch(loop)
             if watchdog is not None:

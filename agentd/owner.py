@@ -1,6 +1,8 @@
 """The owner of an agentd, if it has one: a driver, or an `rlinf-actors run`. agentd ends when its owner ends.
 
 A run starts this agentd here, by ssh or by srun. It writes to stdin what to be, and keeps that pipe open until it ends.
+So does a driver, which is watched by a pidfd too: the pipe closes when its process runs another program (os.exec), and
+a child that it forked may keep the pipe open.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ def watch_stdin(ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> 
             loop.remove_reader(0)
             ended()
 
-    loop.add_reader(0, readable)
-    stack.callback(loop.remove_reader, 0)
+    with contextlib.suppress(PermissionError):  # of epoll: stdin is /dev/null
+        loop.add_reader(0, readable)
+        stack.callback(loop.remove_reader, 0)
 
 
 def watch_owner(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:

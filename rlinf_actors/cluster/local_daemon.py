@@ -1,7 +1,7 @@
 """The private cluster of a driver without a head: one agentd process with the head inside.
 
-The agentd listens on unix sockets in a directory of mode 0700, watches the driver by a pidfd, and ends when the driver
-ends, however the driver ends. If the agentd itself is killed, the driver kills what is left of its cluster.
+The agentd listens on unix sockets in a directory of mode 0700, watches the driver by a pidfd and a pipe, and ends when
+the driver ends, however the driver ends. If the agentd itself is killed, the driver kills what is left of its cluster.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ class EmbeddedDaemon:
         if self._clearing is not None:
             await asyncio.wait([self._clearing])  # its failure is in the log
         if process is not None:
-            process.wait()
-            self._process = None
+            with process:  # waits for it, and closes the pipe to it
+                self._process = None
         kept = self._keep_logs(why) if process is not None and (why := failed()) else ""
         if self.run_dir:
             shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -261,7 +261,8 @@ def boot(statements: str) -> list[str]:
 
 
 def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an agentd that ends when this process ends, and return it. Its log is agentd.log in *run_dir*.
+    """Start an agentd that ends when this process ends, or runs another program (os.exec), which closes the pipe to the
+    agentd's stdin. Return the agentd, whose log is agentd.log in *run_dir*. The caller closes the pipe.
 
     Args:
         arguments: further options on agentd's command line, such as ``--head``.
@@ -278,7 +279,7 @@ def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping
         try:
             return subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 pass_fds=(tell,),

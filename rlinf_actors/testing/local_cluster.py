@@ -328,7 +328,8 @@ class LocalCluster:
             raise RlinfActorsError(f"the agentd of node {rank} runs (process {node.pid}): end it first")
 
         def restart() -> None:
-            os.makedirs(node.run_dir, exist_ok=True)
+            with node.process:  # closes the pipe to it
+                os.makedirs(node.run_dir, exist_ok=True)
             _wait_ready({rank: self._spawn(node)}, self.nodes, time.monotonic() + timeout)
 
         return _done(restart, f"the new start of the agentd of node {rank}", async_op)
@@ -410,8 +411,8 @@ class LocalCluster:
         return self.num_nodes
 
     def _kill(self, node: LocalNode) -> None:
-        kill_all([*([node.pid] if node.alive else []), *keepers(node.run_dir), *templates(node.run_dir)])
-        node.process.wait()
+        with node.process:  # at the end waits for it, and closes the pipe to it
+            kill_all([*([node.pid] if node.alive else []), *keepers(node.run_dir), *templates(node.run_dir)])
 
     # --- starting ---
 

@@ -73,8 +73,9 @@ class Site:
     def close(self) -> None:
         """End both."""
         for process in (self.agent, self.head):
-            process.terminate()
-            process.wait(pace.PATIENCE_S)
+            with process:
+                process.terminate()
+                process.wait(pace.PATIENCE_S)
 
     def _start_head(self) -> subprocess.Popen[bytes]:
         command = [*COMMAND, "head", "--listen", self.address, "--state-dir", str(self.state)]
