@@ -1,7 +1,8 @@
 """Restart policies of workers, the first failure of each group, and the final states of ended groups. Pure.
 
-House rule: a worker is restarted only if its agentd reported its end, so a rank never runs twice at once. A worker
-whose node is lost is not restarted, because it may still run.
+House rules: a worker is restarted only if its agentd reported its end, so a rank never runs twice at once. A worker
+whose node is lost is not restarted, because it may still run. A worker with robots has lost its lease, by whatever it
+failed: a person looks at the robot before it moves again, unless the policy says otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.values import ExitReport, GroupState
 
 _FAILURES = ("exited", "signalled", "start_failed")
+LEASE_LOST = (
+    "it lost its lease of {}, and is not started again by itself: see that the robot may move, and launch the group "
+    "again. RestartPolicy(after_lease_lost=True) restarts such ranks unattended"
+)
 
 
 class Restarts:
@@ -34,7 +39,7 @@ class Restarts:
         """Return the next incarnation of an ended worker and the time to start it; None if it is not restarted.
 
         The caller has set the worker's `exit`, and has not changed its `life` yet. If the rank was restarted too often,
-        the reason in `exit` says so afterwards.
+        or has robots, the reason in `exit` says so afterwards.
         """
         exit, policy = worker.exit, worker.spec.restart
         if exit is None or policy is None or not policy.restarts:
@@ -42,6 +47,10 @@ class Restarts:
         if 0 < group.size <= worker.spec.rank or worker.spec.resizes < 0:  # it leaves the group, or is being added
             return None
         if group.stopping or worker.life is WorkerLife.STOPPING or not _is_failure(exit, worker.spec.incarnation):
+            return None
+        if worker.spec.claims and not policy.after_lease_lost:
+            robots = ", ".join(claim.title for claim in worker.spec.claims)
+            worker.exit = _with_reason(exit, LEASE_LOST.format(robots))
             return None
         past = self._past.setdefault(group.key, {}).setdefault(worker.spec.rank, deque())
         while past and now - past[0] >= policy.within_s:

@@ -15,8 +15,8 @@ from rlinf_actors.errors import UsageError
 class RestartPolicy:
     """When a worker that has failed is restarted, and how often. A restart keeps the worker's node and rank.
 
-    A failure is an end that was not requested: an exit code other than 0, a signal, or lack of memory. Make a policy
-    with `on_failure` or `never`.
+    A failure is an end that was not requested: an exit code other than 0, a signal, or lack of memory. A worker with
+    robots loses its lease by each failure. Make a policy with `on_failure` or `never`.
 
     Attributes:
         max_restarts: number of restarts of one rank within `within_s`. After one more failure the rank is not
@@ -24,14 +24,19 @@ class RestartPolicy:
         within_s: length in seconds of the sliding window in which restarts are counted.
         backoff_s: seconds from a failure to the restart; doubled for each earlier restart in the window.
         backoff_max_s: upper bound of that time, in seconds.
+        after_lease_lost: True to restart workers with robots too. What the constructor and on_restart() do to the robot
+            then happens while nobody may be watching.
     """
 
     max_restarts: int = 3
     within_s: float = 60.0
     backoff_s: float = 0.5
     backoff_max_s: float = 30.0
+    after_lease_lost: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.after_lease_lost, bool):
+            raise UsageError(f"after_lease_lost is {self.after_lease_lost!r}; it must be True or False")
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
             raise UsageError(f"max_restarts is {self.max_restarts!r}; it must be a whole number, 0 or more")
         for name, least in (("within_s", "more than 0"), ("backoff_s", "0 or more"), ("backoff_max_s", "0 or more")):
@@ -47,14 +52,15 @@ class RestartPolicy:
 
     @classmethod
     def on_failure(
-        cls, max_restarts: int = 3, within_s: float = 60.0, backoff_s: float = 0.5, backoff_max_s: float = 30.0
-    ) -> RestartPolicy:
+        cls, max_restarts: int = 3, within_s: float = 60.0, backoff_s: float = 0.5, backoff_max_s: float = 30.0,
+        after_lease_lost: bool = False,
+    ) -> RestartPolicy:  # fmt: skip
         """Return a policy that restarts a worker after each failure. Each argument sets the attribute of the same name.
 
         Raises:
             UsageError: a number is not valid.
         """
-        return cls(max_restarts, within_s, backoff_s, backoff_max_s)
+        return cls(max_restarts, within_s, backoff_s, backoff_max_s, after_lease_lost)
 
     @property
     def restarts(self) -> bool:

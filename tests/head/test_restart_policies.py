@@ -17,6 +17,7 @@ from rlinf_actors.wire.client_messages import Done, EStop, Launch, Launched, Sto
 from rlinf_actors.wire.values import Claim, ExitReport
 
 POLICY = RestartPolicy.on_failure(max_restarts=2, within_s=60, backoff_s=1, backoff_max_s=30)
+UNATTENDED = RestartPolicy.on_failure(max_restarts=2, within_s=60, backoff_s=1, after_lease_lost=True)
 ARM = Claim("arm:1", "arm 1")
 
 
@@ -151,8 +152,46 @@ def test_stopping_worker_is_not_restarted():
     assert kit.answers() == [("d1", Done())]
 
 
-def test_robot_stays_with_the_group_during_the_back_off():
+@pytest.mark.parametrize(
+    "report",
+    [
+        {},
+        {"kind": "exited", "signal": None, "exit_code": 76, "reason": "no word from the head for 1.6 s"},
+    ],
+)
+def test_worker_with_a_robot_is_not_started_again_and_says_why(report):
     kit = restarting(claims=(ARM,))
+    state = dies(kit, **report)
+    assert (state.id, state.state) == ("g-0", "gone")
+    assert report.get("reason", "") in state.exit.reason
+    assert "it lost its lease of arm 1, and is not started again by itself" in state.exit.reason
+    assert "after_lease_lost=True" in state.exit.reason
+    assert any("is not started again by itself" in line for line in kit.records()), "the event of its end"
+    kit.wait(60)
+    assert started(kit) == []
+    assert kit.group_states() == {}
+
+
+def test_policy_restarts_the_ranks_of_a_group_that_have_no_robot():
+    kit = HeadKit()
+    kit.cluster()
+    with_arm, without = (msgspec.structs.replace(spec, restart=POLICY) for spec in specs("g", [0, 0]))
+    kit.ask("d1", Launch("ns", "g", "m:C", [msgspec.structs.replace(with_arm, claims=(ARM,)), without]))
+    for id in ("g-0", "g-1"):
+        kit.ready("a:n0", id)
+    assert dies(kit, "g-0").state == "gone"
+    assert dies(kit, "g-1").state == "restarting"
+
+
+def test_worker_with_a_robot_is_started_again_if_its_policy_says_so():
+    kit = restarting(UNATTENDED, claims=(ARM,))
+    assert dies(kit).state == "restarting"
+    kit.wait(1)
+    assert started(kit) == ["g-0.1"]
+
+
+def test_robot_stays_with_the_group_during_the_back_off():
+    kit = restarting(UNATTENDED, claims=(ARM,))
     dies(kit)
     other = [msgspec.structs.replace(specs("other", [0])[0], claims=(ARM,))]
     refused = kit.ask("d1", Launch("ns", "other", "m:C", other))
@@ -163,7 +202,7 @@ def test_robot_stays_with_the_group_during_the_back_off():
 
 
 def test_an_emergency_stop_ends_the_back_off_of_a_robot_worker_for_good():
-    kit = restarting(claims=(ARM,))
+    kit = restarting(UNATTENDED, claims=(ARM,))
     dies(kit)
     kit.ask("d1", EStop("a test"))
     assert kit.group_states() == {}
@@ -173,7 +212,7 @@ def test_an_emergency_stop_ends_the_back_off_of_a_robot_worker_for_good():
 
 
 def test_emergency_stop_prevents_restarts_of_robot_workers():
-    kit = restarting(claims=(ARM,))
+    kit = restarting(UNATTENDED, claims=(ARM,))
     kit.ask("d1", EStop("a test"))
     kit.exited("a:n0", "g-0", kind="exited", exit_code=76)
     assert kit.group_states() == {}
@@ -316,7 +355,14 @@ def test_requested_end_is_not_named_as_a_cause():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_restarts": -1}, {"within_s": 0}, {"backoff_s": -1}, {"backoff_max_s": "x"}, {"backoff_max_s": float("inf")}],
+    [
+        {"max_restarts": -1},
+        {"within_s": 0},
+        {"backoff_s": -1},
+        {"backoff_max_s": "x"},
+        {"backoff_max_s": float("inf")},
+        {"after_lease_lost": "no"},
+    ],
 )
 def test_invalid_policies_are_refused(wrong):
     (name,) = wrong

@@ -145,7 +145,7 @@ def test_killed_watchdog_ends_the_worker(cluster, arm):
 
 
 def test_restarted_worker_keeps_its_robot(cluster, arm):
-    policy = RestartPolicy.on_failure(max_restarts=1, within_s=300, backoff_s=0.2)
+    policy = RestartPolicy.on_failure(max_restarts=1, within_s=300, backoff_s=0.2, after_lease_lost=True)
     group = launch(cluster, arm, rk.Streamer, restart=policy)
     pid = group.pid().wait()[0]
     call = group.moves()
@@ -165,6 +165,22 @@ def test_restarted_worker_keeps_its_robot(cluster, arm):
     with pytest.raises(WorkerDiedError, match=r"SIGTERM.*restarted 1 time within 300 s, and is not again"):
         call.wait()
     assert [one.text for one in arm.until(lambda commands: commands[-1].text == "closed")][-2] == "stop"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_worker_with_a_robot_is_not_started_again_by_itself(cluster, arm, number):
+    group = launch(cluster, arm, rk.Streamer, restart=RestartPolicy.on_failure(backoff_s=0))
+    pid = group.pid().wait()[0]
+    call = group.moves()
+    arm.until_streaming()
+    os.kill(pid, number)
+    said = rf"{number.name}.*lost its lease of SimulatedArm .* not started again by itself.*\(after_lease_lost=True\)"
+    with pytest.raises(WorkerDiedError, match=said):
+        call.wait()
+    with pytest.raises(WorkerDiedError, match=said):
+        group.pid().wait()
+    group.shutdown()
+    assert launch(cluster, arm, rk.Streamer).pid().wait() != [pid], "its robot is free"
 
 
 def test_the_robot_is_safe_before_the_class_is_constructed(cluster, arm):
