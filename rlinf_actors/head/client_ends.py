@@ -17,7 +17,7 @@ from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Index, Node
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.agent_messages import Beat, Unwatch, Watch
+from rlinf_actors.wire.agent_messages import Unwatch, Watch
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -27,12 +27,12 @@ SOON_S = 4.0
 PING = ""
 """The `incarnation` of a Beat that the receiver ignores. The head sends it to learn whether the peer is connected."""
 FIRST_TRY_S = 0.05
-"""Seconds between the first two checks of the connection of a client that an agentd reported dead; doubles each time.
+"""Seconds between the first two checks of the connection of a client that an agentd reported dead; then doubled.
 
 The first check may come before the socket reports the end of the connection.
 """
-LAST_TRY_S = 1.0
-"""Longest pause between two checks, in seconds. A connection that is still open then belongs to a living process."""
+LATE_S = 2.0
+"""Seconds after the report of a client's death in which a message that the client has sent before may be handled."""
 
 
 class ExpectedClient(msgspec.Struct, eq=False):
@@ -149,20 +149,11 @@ class ExpectedClients:
         return not nodes
 
 
-class SuspectedDeath(msgspec.Struct, eq=False):
-    """A client whose end an agentd reported. The head checks its connection `pause` seconds after the last check."""
-
-    client: Client
-    pause: float = FIRST_TRY_S
-    timer: HeapTimer | None = None
-
-
 class ProcessWatches:
-    """Asks agentds to watch the processes of clients, and checks the connection of each client reported dead."""
+    """Asks agentds to watch the processes of clients."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
-        self._suspected: dict[bytes, SuspectedDeath] = {}
         self._on_node: Index[Client] = Index()
 
     def ask(self, client: Client, node: Node) -> None:
@@ -174,42 +165,18 @@ class ProcessWatches:
 
     def end(self, client: Client) -> None:
         """Ask all watching agentds to stop watching a client that has ended."""
-        self.trust(client)
         for node_id, peer in client.watched_on.items():
             self._on_node.discard(node_id, client.incarnation)
             self._head.emit(Notify(peer, Unwatch(client.incarnation)))
 
-    def trust(self, client: Client) -> None:
-        """Stop checking a client that was reported dead, because the client has said hello again or has ended."""
-        suspected = self._suspected.pop(client.peer, None)
-        if suspected is not None:
-            self._head.timers.cancel(suspected.timer)
-
     def reported_dead(self, node: Node, client: Client) -> bool:
-        """Begin to check the connection of a client whose death the agentd of *node* reports.
+        """Handle a report of *node*'s agentd that the client's process has ended.
 
         Returns:
-            True if the check has begun. False if that agentd was not asked to watch this client; its report is then
-            ignored.
+            False if that agentd was not asked to watch this client; its report is then ignored.
         """
-        if client.watched_on.pop(node.id, None) is None:
-            return False
         self._on_node.discard(node.id, client.incarnation)
-        self.trust(client)
-        self._suspected[client.peer] = suspected = SuspectedDeath(client)
-        self._try(suspected)
-        return True
-
-    def unreachable(self, peer: bytes) -> Client | None:
-        """Return the client whose closed connection is *peer* if an agentd has reported its death, else None.
-
-        The head then no longer checks the client's connection.
-        """
-        suspected = self._suspected.get(peer)
-        if suspected is None:
-            return None
-        self.trust(suspected.client)
-        return suspected.client
+        return client.watched_on.pop(node.id, None) is not None
 
     def drop_node(self, node_id: str) -> list[Client]:
         """Remove the agentd of this node as a watcher of all clients; return the clients that it watched."""
@@ -218,11 +185,3 @@ class ProcessWatches:
             self._on_node.discard(node_id, client.incarnation)
             del client.watched_on[node_id]
         return clients
-
-    def _try(self, suspected: SuspectedDeath) -> None:
-        self._head.emit(Notify(suspected.client.peer, Beat(PING)))
-        at, suspected.pause = self._head.now + suspected.pause, 2 * suspected.pause
-        if suspected.pause > 2 * LAST_TRY_S:
-            del self._suspected[suspected.client.peer]
-        else:
-            suspected.timer = self._head.timers.at(at, lambda: self._try(suspected))

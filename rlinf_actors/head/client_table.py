@@ -9,11 +9,12 @@ connections of silent drivers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlinf_actors.head.client_ends import PING, ExpectedClient, ExpectedClients, ProcessWatches
+from rlinf_actors.head.client_ends import FIRST_TRY_S, LATE_S, PING, ExpectedClient, ExpectedClients, ProcessWatches
 from rlinf_actors.head.commands import CLIENT, Notify, Refused, Snapshot
 from rlinf_actors.head.owners import first_of, process_of
 from rlinf_actors.head.quotas import Quota, Tombstones, label
@@ -139,12 +140,12 @@ class ClientTable:
         now = self._head.now
         known = self._clients.get(hello.incarnation)
         if known is not None:
-            self._watches.trust(known)
             if peer != known.peer:
                 self._move(known, peer)
             self._count(known, known.member, -1)
             self._count(known, member, 1)
-            known.last_seen, known.answered, known.member, known.connected = now, now, member, True
+            known.last_seen, known.answered, known.member = now, now, member
+            known.connected, known.dead_at = True, -math.inf
             return known
         before = self._by_worker.get(hello.worker_id) if hello.worker_id else None
         if before is not None:
@@ -319,8 +320,8 @@ class ClientTable:
         client = self._clients.get(incarnation)
         if client is not None:
             if self._watches.reported_dead(node, client):
-                client.last_seen = self._head.now  # it may have been silent as long as it was watched
-                self._arm(client)
+                client.last_seen = client.dead_at = self._head.now  # it may have been silent while it was watched
+                self._ping(client)
                 self._head.robots.owner_changed(incarnation)
             return
         if self._expected.may_name(node.member):
@@ -333,9 +334,9 @@ class ClientTable:
         Otherwise no agentd vouches for the client before its next hello. It has closed the connection since the last
         check at the earliest, and has a lease from then on.
         """
-        dead, client = self._watches.unreachable(peer), self._by_peer.get(peer)
-        if dead is not None:
-            self.gone(dead, "its process ended")
+        client = self._by_peer.get(peer)
+        if client is not None and self._may_be_dead(client):
+            self.gone(client, "its process ended")
         elif client is not None and client.watchers:
             client.connected = False
             since = self._head.now - self._check_s
@@ -397,36 +398,49 @@ class ClientTable:
         for client in self._clients.values():
             client.last_seen = self._head.timing.after_stall(client.last_seen, seconds, now)
             client.answered = min(now, client.answered + seconds)
+            client.dead_at += seconds
         self._expected.stalled(seconds)
 
     @property
     def _check_s(self) -> float:
         return CHECK_PART * self._head.timing.robot_lease_s
 
-    def _arm(self, client: Client) -> None:
-        """Schedule the end of a driver's lease; for a watched driver, the next check of its connection.
+    def _may_be_dead(self, client: Client) -> bool:
+        """True if an agentd has reported the client's death, and no message came since, other than late ones."""
+        return client.last_seen <= client.dead_at + LATE_S
 
-        Workers have neither, because an agentd reports their end.
-        """
+    def _lease_end(self, client: Client) -> float:
+        """Return when the lease of a client ends; infinity for workers, and while an agentd vouches for the client."""
+        has_none = client.role == "worker" or client.watchers
+        return math.inf if has_none else client.last_seen + self._head.timing.lease_s
+
+    def _arm(self, client: Client) -> None:
+        """Schedule the end of a client's lease, and the next check of its connection if it needs one."""
         self._head.timers.cancel(self._timers.pop(client.incarnation, None))
-        if client.role != "worker":
-            due = client.last_seen + (self._check_s if client.watchers else self._head.timing.lease_s)
-            if client.watchers and due <= self._head.now:
-                due = self._head.now + self._check_s
+        now, due = self._head.now, self._lease_end(client)
+        if self._may_be_dead(client):
+            due = min(due, now + max(FIRST_TRY_S, now - client.dead_at))
+        elif client.role != "worker" and client.watchers:
+            due = client.last_seen + self._check_s
+            due = due if due > now else now + self._check_s
+        if due < math.inf:
             self._timers[client.incarnation] = self._head.timers.at(due, lambda: self._time_passed(client))
 
     def _time_passed(self, client: Client) -> None:
         silence = self._head.now - client.last_seen
-        if client.watchers:
-            if silence >= self._check_s:
-                self._head.emit(Notify(client.peer, Beat(PING)))
-            self._arm(client)
-        elif self._head.now < client.last_seen + self._head.timing.lease_s:
-            self._arm(client)
-        else:
+        if self._head.now >= self._lease_end(client):
             reason = f"it was silent for {silence:.0f} s{'' if client.connected else ', and its connection is closed'}"
             self._head.emit(Notify(client.peer, abandoned(reason)))
             self.gone(client, reason, certain=False)
+        elif self._may_be_dead(client) or silence >= self._check_s:
+            self._ping(client)
+        else:
+            self._arm(client)
+
+    def _ping(self, client: Client) -> None:
+        """Send a client a message that it ignores. If its connection is closed, `unreachable` is called soon."""
+        self._head.emit(Notify(client.peer, Beat(PING)))
+        self._arm(client)
 
 
 def abandoned(reason: str) -> Goodbye:

@@ -240,6 +240,7 @@ class Client(msgspec.Struct, gc=False):
         worker_id: the worker's id; "" for a driver.
         watched_on: node id -> agentd's connection, for the nodes whose agentds watch the process.
         connected: False from when the client's connection was found closed until its next hello.
+        dead_at: when an agentd reported the end of the process. Without a message since then, it may be true.
         answered: when the head sent the newest message that the client has confirmed; monotonic seconds.
         parent: if the client is a child member of a worker, that worker's id, else "". The child ends with the worker
             at the latest.
@@ -257,6 +258,7 @@ class Client(msgspec.Struct, gc=False):
     last_seen: float
     watched_on: dict[str, bytes] = msgspec.field(default_factory=dict)
     connected: bool = True
+    dead_at: float = -math.inf
     member: Member = LOCAL
     answered: float = 0.0
     parent: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit
 
-from rlinf_actors.head.client_ends import LAST_TRY_S, PING
+from rlinf_actors.head.client_ends import PING
 from rlinf_actors.wire.agent_messages import Beat, ProcessGone, Unwatch, Watch, Welcome
 
 
@@ -47,15 +47,31 @@ def test_end_hidden_by_one_agent_is_reported_by_another(kit, agent):
 
 def test_connection_may_close_after_the_report(kit):
     kit.tell("a:n0", ProcessGone("d1"))
-    tries = len(kit.sent(Beat, "d1")) + sum(isinstance(c.body, Beat) for c in kit.wait(LAST_TRY_S / 2))
+    tries = len(kit.sent(Beat, "d1")) + sum(isinstance(c.body, Beat) for c in kit.wait(0.5))
     assert tries > 2
     kit.unreachable("d1")
     assert kit.clients() == 0
 
 
-def test_connection_that_closes_later_ends_no_client(kit):
+def test_last_message_of_a_dead_client_may_be_handled_after_the_report(kit):
+    kit.tell("a:n0", ProcessGone("d1"))
+    kit.wait(0.5)
+    kit.tell("d1", Beat("d1"))
+    kit.wait(0.5)
+    kit.unreachable("d1")
+    assert kit.clients() == 0
+
+
+def test_connection_may_close_long_after_the_report(kit):
+    kit.tell("a:n0", ProcessGone("d1"))
+    kit.beats("a:n0", "a:n1", seconds=8)
+    kit.unreachable("d1")
+    assert kit.clients() == 0
+
+
+def test_connection_that_closes_after_a_message_ends_no_client(kit):
     kit.tell("a:n1", ProcessGone("d1"))
-    kit.wait(3 * LAST_TRY_S)
+    kit.beats("d1", seconds=4)
     kit.unreachable("d1")
     kit.unreachable("nobody")
     assert kit.clients() == 1
