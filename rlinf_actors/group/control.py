@@ -74,6 +74,11 @@ class GroupControl:
         self._names: dict[Any, str] = {}
         self._read: tuple[str, group_spec.GroupDetail] = ("", group_spec.GroupDetail())
         self._shutdown: concurrent.futures.Future[None] | None = None
+        group.handles.add(id(self))
+
+    def __del__(self) -> None:
+        self.group.handles.discard(id(self))
+        self.group.ends_unheld()
 
     @property
     def control(self) -> GroupControl:
@@ -357,6 +362,7 @@ def state_of(control: GroupControl) -> bytes:
             whether the handle will be of this group or of a running one.
     """
     group, facts = control.group, control.facts
+    group.unheld = None  # the other process has a handle then
     if group.takes_running and not group.found:
         raise SerializationError(
             f"the launch of group {group.name!r} has not been answered, and with get_if_exists it may be another group "

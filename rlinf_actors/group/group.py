@@ -25,6 +25,7 @@ from rlinf_actors.group.view_options import checked_retries, chosen_ranks, ranks
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.runtime.outcome_frames import forget_error
 from rlinf_actors.wire.protocol import deadline
 
 P = ParamSpec("P")
@@ -392,8 +393,15 @@ class WorkerGroup(Calls[T], Resizing):
         return self._control.shutdown()
 
     def __await__(self) -> Generator[Any, None, WorkerGroup[T]]:
-        yield from self._control.group.request_ready().__await__()
-        return self
+        try:
+            yield from self._control.group.request_ready().__await__()
+            return self
+        except asyncio.CancelledError:
+            if self._control.group.ends_unheld():
+                forget_error()
+            raise
+        finally:
+            del self  # a traceback that is kept keeps no handle
 
     async def __aenter__(self) -> WorkerGroup[T]:
         try:

@@ -8,10 +8,12 @@ answer, one round trip. In an event loop it never blocks, and errors reach ``awa
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -100,7 +102,8 @@ class GroupLauncher(Generic[T]):
         """Launch a group: reserve its name, start its workers, and return the group before the workers are constructed.
 
         In a plain script, this blocks until the head has reserved the name. In a running event loop it does not block;
-        if the launch fails, ``await group`` and every call on the group raise the error.
+        if the launch fails, ``await group`` and every call on the group raise the error. A launch on robots
+        ends, with a warning, if the group is dropped before it is up, as by the cancelled function that had it.
 
         Args:
             cluster: the cluster to launch on.
@@ -214,7 +217,22 @@ def launch(
             group = runtime.groups.existing(cluster.namespace, name) or group
         if options.detached:
             _wait_until_up(runtime, group)
+    if robots := ", ".join(dict.fromkeys(claim.title for spec in message.workers for claim in spec.claims)):
+        group.unheld = partial(runtime.io.call, _end_unheld, runtime, future, robots)
     return GroupControl(runtime, group, facts_of(cls))
+
+
+def _end_unheld(runtime: Runtime, future: concurrent.futures.Future[None], robots: str, group: RemoteGroup) -> None:
+    """End a launch on *robots* that is not up, because nobody can use or end its group any more. Loop thread."""
+    if group.handles or group.called or group.closing or group.ready.done() or not group.owned:
+        return
+    log.warning(
+        "group %r, with %s, is ended, for its launch was cancelled, or its handle dropped, before it was up: keep what "
+        "launch() returns until the group is up",
+        group.name, robots,
+    )  # fmt: skip
+    future.cancel()  # it may not have been sent yet
+    runtime.groups.withdraw(group)
 
 
 def _new_group(

@@ -79,8 +79,11 @@ class RemoteMethod(Generic[P, Result]):
         if self._special:
             special: Result = self._send(parts)
             return special
-        peers = self._control.group.peers if self._ranks is None else self._peers()
-        call: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(runtime, self._name, peers)
+        group = self._control.group
+        call: WorkerGroupFuncResult[Any]
+        call = WorkerGroupFuncResult(runtime, self._name, group.peers if self._ranks is None else self._peers())
+        if group.unheld is not None:
+            call._launch = group
         call._start(parts)
         return call  # type: ignore[return-value]  # typed by the method, without a call of cast()
 
@@ -149,9 +152,10 @@ class RemoteMethod(Generic[P, Result]):
         runtime, (timeout, retries) = self._checked(), self._options
         ranks = [peer.rank for peer in self._peers()]
         tries = (1 + retries if retries else TRIES) if self._method.idempotent else 1
-        group = self._control.group
-        pool = Pool(runtime, group, self._name, self._method, ranks, max_in_flight, timeout, ordered, tries)
-        return MapResult(pool, items, lambda item: payload.encode_call((item,), {}, copy=runtime.copy))
+        control = self._control
+        pool = Pool(runtime, control.group, self._name, self._method, ranks, max_in_flight, timeout, ordered, tries)
+        # the result keeps the handle: before the first call nothing else keeps a launch on robots
+        return MapResult(pool, items, lambda item: payload.encode_call((item,), {}, copy=control.runtime.copy))
 
     def _send(self, *parts: Sequence[Buffer]) -> Any:
         """Send the call to the workers and return its result.
@@ -161,12 +165,14 @@ class RemoteMethod(Generic[P, Result]):
         """
         runtime, (timeout, retries) = self._control.runtime, self._options
         if self._method.streams:
-            return StreamResult(runtime, self._name, self._peers(), parts, beside=self._method.concurrent > 0)
+            beside = self._method.concurrent > 0
+            return StreamResult(runtime, self._name, self._peers(), parts, beside=beside, control=self._control)
         result: WorkerGroupFuncResult[Any]
         if retries:
             result = RetriedResult(runtime, self._name, self._peers(), timeout, self._control.group, retries)
         else:
             result = WorkerGroupFuncResult(runtime, self._name, self._peers(), timeout)
+        result._launch = self._control.group
         if self._method.concurrent:
             result._beside = True
         result._start(*parts)

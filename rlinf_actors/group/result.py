@@ -18,6 +18,7 @@ from rlinf_actors.model.readable import ranges
 from rlinf_actors.plurals import counted
 from rlinf_actors.runtime.future import Future, Promise, call_all
 from rlinf_actors.runtime.late_report import ANSWER_S, LateReport, late_text
+from rlinf_actors.runtime.outcome_frames import forget_error
 from rlinf_actors.runtime.peer import Peer, new_call
 from rlinf_actors.runtime.shared_arguments import SharedArguments
 from rlinf_actors.shown import html_table
@@ -27,6 +28,7 @@ from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.stack_values import MAX_WAITS
 
 if TYPE_CHECKING:
+    from rlinf_actors.runtime.remote_group import RemoteGroup
     from rlinf_actors.runtime.runtime import Runtime
 
 T = TypeVar("T")
@@ -72,6 +74,11 @@ class RankCall(msgspec.Struct, frozen=True, eq=False, gc=False):
         self.result._source_gone(self.index)
         self.result._arrived(self.index, error, True)
 
+    @property
+    def wanted(self) -> bool:
+        """False if all who waited for the result have stopped."""
+        return bool(self.result._callbacks) or not self.result._left
+
     def parts_wanted(self) -> None:
         """Send the rank its large arguments, which it did not get from another rank of its node. Loop thread."""
         sharing = self.result._sharing
@@ -97,6 +104,8 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
     _unseen = False  # the call failed, and no caller was given the error
     _beside = False  # the method has threads of its own (Worker.concurrent)
     _span = 0  # in the trace, 0 if this process is not traced
+    _launch: RemoteGroup | None = None  # of a group that may be on robots, and not up
+    _left = False  # a caller has stopped waiting
     _once = True  # the arguments are sent to each worker once, so the last one may be lent them without a copy
     _sharing: SharedArguments | None = None  # until all ranks have answered
     loop: asyncio.AbstractEventLoop | None = None
@@ -237,6 +246,12 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             progress.resolve(None)
         if self._timer is not None and (self._error is not None or len(self._answers) == len(self._peers)):
             self._runtime.io.call(self._timer.cancel)
+
+    def _forget(self, callback: Callable[[], object]) -> None:
+        super()._forget(callback)
+        self._left = True
+        if self._launch is not None and self._launch.ends_unheld():
+            forget_error()
 
     # --- answers (any thread) ---
 

@@ -214,7 +214,9 @@ class StreamResult(Generic[T]):
         parts: Sequence[Sequence[Buffer]],
         *,
         beside: bool = False,
+        control: object = None,
     ) -> None:
+        self._control = control  # a stream keeps a launch going, as a handle does
         self._runtime = runtime
         self._peers: Sequence[Peer] = () if beside else peers
         self._feed = _Feed(method, peers, runtime.lost)
@@ -252,6 +254,7 @@ class StreamResult(Generic[T]):
     def close(self) -> None:
         """End the generators in the workers. Any thread; never blocks; calling twice is harmless."""
         self._feed.close()
+        self._control = None
 
     async def aclose(self) -> None:
         """End the generators in the workers; the async form of `close`."""

@@ -347,10 +347,7 @@ class GroupRegistry:
         """Stop *group*, because a worker of it could not be started or constructed. Any thread."""
         if not group.came_up:
             self._failed(f"group {group.name!r} could not start", 1)
-        if self._runtime.io.inside():
-            self._stop_failed(group)  # at once: the next launch under its name waits for this
-        else:
-            self._runtime.io.call(self._stop_failed, group)
+        self.withdraw(group)
 
     def _failed(self, what: str, times: int) -> None:
         self.failures += times
@@ -358,8 +355,11 @@ class GroupRegistry:
             self.first_failure = what
 
     def withdraw(self, group: RemoteGroup) -> None:
-        """Stop *group*, because the launch was interrupted, as by Ctrl-C. Returns at once. Any thread."""
-        self._runtime.io.call(self._stop_failed, group)
+        """Stop *group*, because the launch failed or was interrupted, as by Ctrl-C. Returns at once. Any thread."""
+        if self._runtime.io.inside():
+            self._stop_failed(group)  # at once: the next launch under its name, or on its robots, waits for this
+        else:
+            self._runtime.io.call(self._stop_failed, group)
 
     def _stop_failed(self, group: RemoteGroup) -> None:
         async def stop() -> None:

@@ -1,6 +1,10 @@
-"""Which frames of a Future the traceback of its error must not keep."""
+"""Which frames the traceback of an error must not keep."""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
 
 
 def leave_out_outcome(error: BaseException) -> None:
@@ -13,3 +17,19 @@ def leave_out_outcome(error: BaseException) -> None:
     while trace is not None and trace.tb_frame.f_code.co_name == "_outcome":
         trace = trace.tb_next
     error.__traceback__ = trace
+
+
+def forget_error() -> None:
+    """If the running task ends cancelled, make it forget its error.
+
+    Until a caller awaits the task, it keeps the error, and so the frames of its coroutines with all their variables,
+    such as the handle of a group.
+    """
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            with contextlib.suppress(asyncio.CancelledError):
+                task.result()
+
+    if asyncio._get_running_loop() is not None and (task := asyncio.current_task()) is not None:
+        task.add_done_callback(ended)

@@ -67,6 +67,8 @@ class RemoteGroup(ResizableGroup):
         launched: a worker id of each rank, by which the head recognizes the group.
         preload: modules that the template of its workers imports first, as far as this process knows.
         patience_s: seconds for which a look-up of the group waits at the head if the launch has not arrived there yet.
+        handles: ids of the handles (`group.control.GroupControl`) of the group that exist in this process.
+        unheld: see `ends_unheld`. None but for groups that this process has launched on robots.
         takes_running: True if the launch may return a running group of the same name (get_if_exists). Until the head
             has answered, this process does not know which group it is.
     """
@@ -110,6 +112,8 @@ class RemoteGroup(ResizableGroup):
         self.launched: list[str] = []
         self.relays: NodeRelays | None = None
         self.patience_s = 0.0
+        self.handles: set[int] = set()
+        self.unheld: Callable[[RemoteGroup], object] | None = None
         self.takes_running = False
         self.owned = construction is not None
         self.preload: Sequence[str] = construction.preload if construction is not None else ()
@@ -139,6 +143,22 @@ class RemoteGroup(ResizableGroup):
     def found(self) -> bool:
         """True if the head has described the workers of this group to this process."""
         return bool(self.states)
+
+    @property
+    def called(self) -> bool:
+        """True if a call waits for the workers whose result somebody may want. Loop thread."""
+        waiting = (pending for peer in self.peers for pending in list(peer.pending.values()))
+        return any(getattr(pending, "wanted", False) for pending in waiting)
+
+    def ends_unheld(self) -> bool:
+        """Return True if this is a launch on robots that is not up. If it has no handle, `unheld` may end it.
+        To be called when a handle was dropped, or a caller has stopped waiting. Any thread.
+        """
+        if self.unheld is None or self.ready.done():
+            return False
+        if not self.handles:
+            self.unheld(self)
+        return True
 
     def serves(self, rank: int) -> bool:
         """True if the worker of *rank* is running and, if this process owns the group, is constructed."""

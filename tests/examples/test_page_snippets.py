@@ -354,12 +354,15 @@ def program(text: str, folder: Path, **env: str) -> str:
 
 
 def test_lines_of_use_asyncio_run(local: LocalCluster, tmp_path: Path) -> None:
-    """Its block has lines for drivers and, with `self`, lines for workers. The last one ends its cluster."""
-    [block] = blocks("use-asyncio").values()
+    """Its first block has lines for drivers and, with `self`, for workers. The last one ends its cluster."""
+    block, bring_up = blocks("use-asyncio").values()
     driver, worker = ([one for one in block.lines if ("self." in one) is inside] for inside in (False, True))
     text = f"""
 import asyncio
 from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Worker, WorkerGroup
+
+class Env(Worker):
+    pass
 
 class Actor(Worker):
     async def step(self): return 1
@@ -374,6 +377,8 @@ async def main():
 {textwrap.indent(chr(10).join(driver[:-1]), " " * 4)}
     [(alive, name), *_] = await group.lines()
     print(len(nodes), item, alive, name, seconds > 0)
+    strategy = NodePlacementStrategy([0])
+{textwrap.indent(bring_up.text, " " * 4)}
     {driver[-1]}
 
 asyncio.run(main())

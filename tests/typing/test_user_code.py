@@ -204,12 +204,14 @@ PAGES = {
     "two-machines.md": "",
     "two-nodes.md": "",
     "use-asyncio.md": """
+        import asyncio
         from typing import Any
-        from rlinf_actors import Channel, Cluster, Worker, WorkerGroup
+        from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Worker, WorkerGroup
         class Actor(Worker):
             def step(self) -> int:
                 return 1
-        cluster = Cluster()
+        class Env(Worker): ...
+        cluster, strategy = Cluster(), NodePlacementStrategy([0])
         self = Actor()
         """,
     "use-channels.md": """
