@@ -36,6 +36,7 @@ from rlinf_actors.settings import (
     FOR_THE_UNIT_ALONE,
     HEAD,
     HEAD_KEY,
+    HEADS_DIR,
     KEY_DIR,
     LOG_DIR,
     NAMESPACE,
@@ -127,8 +128,7 @@ def _robots(given: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
             raise ConfigError(f'is {robot!r}; it must be such as {{"type": "Franka"}}', path=f"{path}.robots[{index}]")
         kind = str(robot["type"])
         detail = {str(key): value for key, value in robot.items() if key not in ("type", "model")}
-        info = {"type": kind, "model": str(robot.get("model", kind)), "detail": detail}
-        by_type.setdefault(kind, []).append(info)
+        by_type.setdefault(kind, []).append({"type": kind, "model": str(robot.get("model", kind)), "detail": detail})
     return [{"type": kind, "infos": infos} for kind, infos in by_type.items()]
 
 
@@ -194,8 +194,9 @@ class LocalCluster:
     """A cluster of *num_nodes* nodes on this machine, for tests.
 
     Each node is an agentd, the first one with the head. The agentds listen only on loopback and unix sockets. They use
-    a key directory of their own, so the user's other keys do not matter. All processes end with ``stop``, with the
-    ``with`` block, or with this process, even if it is killed. ``start`` and ``with`` block; ``async with`` does not.
+    keys and records of their own: the user's keys do not matter, and a user's `estop` needs --head to reach them. All
+    processes end with ``stop``, with the ``with`` block, or with this process, even if it is killed. ``start`` and
+    ``with`` block; ``async with`` does not.
 
     Example::
 
@@ -236,8 +237,7 @@ class LocalCluster:
             raise ConfigError(f"is {num_nodes}; a cluster has at least one node", path="num_nodes")
         self.num_nodes = num_nodes
         self.nodes: list[LocalNode] = []
-        self.head = ""
-        self.keys = ""
+        self.head = self.keys = ""
         self._started = self.stopped = False
         self._described = per_node(hardware, num_nodes)
         self._env = dict(env or {})
@@ -396,8 +396,8 @@ class LocalCluster:
 
     @property
     def driver_env(self) -> dict[str, str]:
-        """Environment variables with which another process, such as a script, connects to these nodes."""
-        return {HEAD: self.head, KEY_DIR: self.keys}
+        """Environment variables with which another process connects to these nodes, and finds no other heads."""
+        return {HEAD: self.head, KEY_DIR: self.keys, HEADS_DIR: self.nodes[0].run_dir, RUN_DIR: ""}
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
         if num_nodes is not None or cluster_cfg is not None:
@@ -420,7 +420,8 @@ class LocalCluster:
         """Add a node and start its agentd. Return the pipe on which the agentd reports its registration."""
         base = Settings.load().run_dir or tempfile.gettempdir()
         base = base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
-        run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=base)  # agentd removes it if we are killed
+        # agentd removes it if we are killed; `estop` searches rlinf-* for heads without a record
+        run_dir = tempfile.mkdtemp(prefix=f"rlt-n{rank}-", dir=base)
         node = LocalNode(rank, f"127.0.{rank // 250}.{rank % 250 + 1}", run_dir, f"{run_dir}/logs")
         self.keys = self.keys or self._env.get(KEY_DIR, f"{run_dir}/keys")
         heard = self._spawn(node)
@@ -431,14 +432,14 @@ class LocalCluster:
         """Write the configuration of *node*, and start its agentd. Return the pipe on which it reports registration."""
         rank, run_dir = node.rank, node.run_dir
         role = ["--connect", self.head] if rank else ["--head", "--listen", self.head, "--state-dir", run_dir]
-        hardware = f"{run_dir}/hardware.json"
-        Path(hardware).write_text(json.dumps({**self._described[rank], "ip": node.ip}))
+        Path(run_dir, "hardware.json").write_text(json.dumps({**self._described[rank], "ip": node.ip}))
         Path(run_dir, "agentd.toml").write_text(_toml(self._options))
         arguments = [
             *role, "--config", f"{run_dir}/agentd.toml", "--node-rank", str(rank), "--name", f"node{rank}",
-            "--node-id", f"node-{rank}", "--hardware", hardware, "--log-dir", node.log_dir,
+            "--node-id", f"node-{rank}", "--hardware", f"{run_dir}/hardware.json", "--log-dir", node.log_dir,
         ]  # fmt: skip
         env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        env[HEADS_DIR] = (self.nodes or [node])[0].run_dir
         heard, tell = os.pipe()
         try:
             node.process = start_agentd(arguments, run_dir, tell, {**env, KEY_DIR: self.keys, **self._env})

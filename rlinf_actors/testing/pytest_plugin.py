@@ -16,6 +16,7 @@ fixture of module scope), use LocalCluster directly.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,19 @@ def rlinf_leak_check() -> Iterator[None]:
 
 
 @pytest.fixture
-def rlinf_cluster(rlinf_leak_check: None) -> Iterator[Cluster]:
+def _rlinf_apart(rlinf_leak_check: None) -> Iterator[None]:
+    """Let commands of a test, such as `estop`, find no head of the user, and the user's commands none of the test."""
+    from rlinf_actors.net.discovery import PRIVATE
+    from rlinf_actors.settings import HEAD, HEADS_DIR, RUN_DIR
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HEAD, PRIVATE)
+        patch.setenv(HEADS_DIR, os.environ[RUN_DIR])
+        yield
+
+
+@pytest.fixture
+def rlinf_cluster(_rlinf_apart: None) -> Iterator[Cluster]:
     """Provide a private cluster of one node, which is shut down after the test."""
     from rlinf_actors.cluster.cluster import Cluster
 
@@ -90,7 +103,7 @@ def rlinf_cluster(rlinf_leak_check: None) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def local_cluster(rlinf_leak_check: None) -> Iterator[Callable[..., LocalCluster]]:
+def local_cluster(_rlinf_apart: None) -> Iterator[Callable[..., LocalCluster]]:
     """Provide a function that starts a LocalCluster (of 3 nodes by default), which ends with the test."""
     from rlinf_actors.testing.local_cluster import LocalCluster
 
@@ -109,7 +122,7 @@ def local_cluster(rlinf_leak_check: None) -> Iterator[Callable[..., LocalCluster
 if pytest_asyncio is not None:
 
     @pytest_asyncio.fixture
-    async def rlinf_cluster_async(rlinf_leak_check: None) -> AsyncIterator[Cluster]:
+    async def rlinf_cluster_async(_rlinf_apart: None) -> AsyncIterator[Cluster]:
         """Provide a private cluster of one node to an ``async def`` test, and shut the cluster down after the test."""
         from rlinf_actors.cluster.cluster import Cluster
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,12 +10,15 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 
 import live_workers as lw
 import pace
 import pytest
 
 from rlinf_actors import ClusterTimeoutError, ConfigError, NodeLostError, RlinfActorsError
+from rlinf_actors.net.head_records import find_records
+from rlinf_actors.settings import KEY_DIR, Settings
 from rlinf_actors.testing import LocalCluster, leaks
 from rlinf_actors.testing.local_cluster import per_node
 
@@ -161,16 +165,82 @@ def test_local_cluster_ends_with_its_process(rlinf_leak_check):
     lw.wait_for_end(agent)
 
 
+@pytest.fixture
+def lab(tmp_path) -> Iterator[str]:
+    """The address of a user's own head, which the client file names, and whose record is where this user's are."""
+    command = [sys.executable, "-m", "rlinf_actors.cli.main", "head", "--listen", "127.0.0.1:0"]
+    env = {**lw.SCRIPT_ENV, KEY_DIR: str(tmp_path / "lab-keys")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as head:
+        assert head.stdout is not None
+        yield head.stdout.readline().strip()
+        head.terminate()
+
+
+def stops(**env: str) -> list[str]:
+    """Press the emergency stop; return the heads that it reached."""
+    command = [sys.executable, "-m", "rlinf_actors.cli.main", "estop", "--json"]
+    done = subprocess.run(command, env={**lw.SCRIPT_ENV, **env}, capture_output=True, text=True, check=True)
+    return [cluster["head"] for cluster in json.loads(done.stdout)["clusters"]]
+
+
+class TestEmergencyStop:
+    """A stop in a test reaches the heads of the test, and a stop of the user the user's."""
+
+    def test_stop_in_the_environment_of_a_local_cluster_reaches_this_one_alone(self, local_cluster, lab):
+        local = local_cluster(2)
+        assert stops(**local.driver_env) == [local.head]
+
+    def test_stop_of_the_user_reaches_no_local_cluster(self, lab):
+        with LocalCluster(1) as local:
+            assert stops() == [lab]
+            assert stops(**local.driver_env) == [local.head]
+
+    def test_user_finds_no_local_cluster_in_the_usual_places(self):
+        """Looked for only: a stop there would be one of the heads of whoever runs these tests."""
+        with LocalCluster(1) as local:
+            found = find_records(Settings.load({})).records
+            assert f"ipc://{local.nodes[0].run_dir}/head" not in [path for one in found for path in one.endpoints]
+
+    def test_stop_in_a_test_with_a_fixture_reaches_no_head_of_the_user(self, lab, tmp_path):
+        (tmp_path / "client.toml").write_text(f'head = "{lab}"\n')
+        done = TestPlugin().run(
+            tmp_path,
+            """
+            import json, os, subprocess, sys
+            import pytest
+
+            def stopped():
+                command = [sys.executable, "-m", "rlinf_actors.cli.main", "estop", "--json"]
+                done = subprocess.run(command, capture_output=True, text=True)
+                return [(one["kind"], one["pid"]) for one in json.loads(done.stdout)["clusters"]]
+
+            def test_private(rlinf_cluster):
+                assert stopped() == [("private", os.getpid())]
+
+            @pytest.mark.asyncio
+            async def test_private_async(rlinf_cluster_async):
+                assert stopped() == [("private", os.getpid())]
+
+            def test_several_nodes(local_cluster):
+                local_cluster(1)
+                assert stopped() == []
+            """,
+            RLINF_ACTORS_CLIENT_CONFIG=str(tmp_path / "client.toml"),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert stops() == [lab]
+
+
 class TestPlugin:
     """Each case is a small test file of a user's, run by a pytest of its own."""
 
-    def run(self, tmp_path, source, *arguments):
+    def run(self, tmp_path, source, *arguments, **more):
         path = tmp_path / "test_mine.py"
         path.write_text(textwrap.dedent(source))
         command = [sys.executable, "-m", "pytest", *PLUGIN, *arguments, str(path), "--rootdir", str(tmp_path)]
         ours = {name: value for name, value in lw.SCRIPT_ENV.items() if name != "FORCE_COLOR"}
         # installed or not, the plugin is loaded once; what is printed is the same whatever this pytest was given
-        env = {**ours, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PY_COLORS": "0", "PYTEST_ADDOPTS": ""}
+        env = {**ours, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PY_COLORS": "0", "PYTEST_ADDOPTS": "", **more}
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
 
     def test_a_failed_test_shows_the_logs_of_its_nodes(self, tmp_path):

@@ -51,7 +51,7 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
     """
     locks = [*sorted(Path(of_units).glob("*/lock"))]
     for parent in parents:
-        locks += [Path(parent, "lock"), *sorted(Path(parent).glob("rlinf-*/lock"))]
+        locks += [Path(parent, "lock"), *sorted(Path(parent).glob("rl*-*/lock"))]
     held = procfs.locks()
     found = {}
     for lock in locks:

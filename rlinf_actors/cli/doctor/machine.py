@@ -202,7 +202,7 @@ def stale_run_dirs(places: Iterable[str]) -> list[str]:
     commands = [_command(pid) for pid in pids]
     served = {_run_dir_of(pid) for pid in pids if not (procfs.mark_of(pid) or "x").strip("-")}
     found = []
-    for path in sorted({os.path.realpath(lock.parent) for one in places for lock in Path(one).glob("rlinf-*/lock")}):
+    for path in sorted({os.path.realpath(lock.parent) for one in places for lock in Path(one).glob("rl*-*/lock")}):
         with contextlib.suppress(OSError):
             if os.stat(path).st_uid == os.getuid() and not is_locked(f"{path}/lock"):
                 used = path in served or any(path in command for command in commands)
