@@ -184,7 +184,7 @@ class TemplateProcess:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Send Renew. If the template confirms no renewal while the lease lasts, continue it, and soon after kill it."""
+        """Send Renew. If the template confirms no renewal while the lease lasts, continue it, and then kill it."""
         self.send(template_protocol.Renew(until))
         if self._silence is None:
             since = self._confirmed or until
