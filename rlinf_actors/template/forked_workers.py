@@ -501,13 +501,13 @@ class ForkedWorkers:
             for pid in procfs.children(os.getpid()):
                 if pid in self._pids:
                     continue
-                if procfs.text_of(f"/proc/{pid}/comm").strip() == STOPPER:
-                    left |= {w.id for w in self._ending}  # of a watchdog that was killed; it ends by itself
-                    continue
                 stat = procfs.stat(pid)
                 if stat is None or stat.ended:
                     with contextlib.suppress(ChildProcessError):
                         again |= os.waitpid(pid, os.WNOHANG)[0] != 0  # its own children become ours only now
+                    continue
+                if procfs.text_of(f"/proc/{pid}/comm").strip() == STOPPER:
+                    left |= {w.id for w in self._ending}  # of a watchdog that was killed; it ends by itself
                     continue
                 executing = procfs.in_exec(pid)  # before its mark is read, which an exec sets
                 owner = next((id for id in cgroups.workers_of(pid) if id in self._workers), None)

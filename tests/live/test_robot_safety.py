@@ -133,15 +133,18 @@ def test_killed_template_stops_the_arm(cluster, arm):
         call.wait()
 
 
-def test_killed_watchdog_ends_the_worker(cluster, arm):
-    group = launch(cluster, arm, rk.Streamer)
+@pytest.mark.parametrize("cls", [rk.Streamer, rk.StoppedOutside])
+def test_killed_watchdog_ends_the_worker(cluster, arm, cls):
+    group = launch(cluster, arm, cls)
     watchdog = group.parent().wait()[0]
     call = group.moves()
     arm.until_streaming()
     os.kill(watchdog, signal.SIGKILL)
     arm.until_closed()
-    with pytest.raises(WorkerDiedError, match=r"its watchdog ended \(signal 9\)"):
+    with pytest.raises(WorkerDiedError, match=r"its watchdog ended \(signal 9\)") as caught:
         call.wait()
+    assert "left behind" not in str(caught.value)
+    assert cls is rk.Streamer or "stop" in [one.text for one in arm.commands()]
 
 
 def test_restarted_worker_keeps_its_robot(cluster, arm):
