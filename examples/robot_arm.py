@@ -1,7 +1,7 @@
-"""A worker moves a robot arm. Whichever process ends, the arm's last command is stop.
+"""A worker moves a robot arm. Whichever process is killed, the arm's last command is stop.
 
-The arm is simulated by a separate process that records every command. ``--fault`` selects the process to kill:
-``python examples/robot_arm.py --fault template``. With ``--native`` a loop in C moves the arm (robot_arm_loop.c,
+The arm is simulated by a separate process that records every command. ``--fault`` selects the process to kill (kill
+-9): ``python examples/robot_arm.py --fault template``. With ``--native`` a loop in C moves the arm (robot_arm_loop.c,
 compiled with cc). Python cannot stop that loop, so the loop reads the lease page before each command.
 """
 
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from rlinf_actors import Cluster, ComponentPlacement, Worker, procfs
 from rlinf_actors.errors import RlinfActorsError
@@ -31,9 +32,10 @@ class Env(Worker):
 
     def processes(self) -> dict[str, int]:
         """Return the pids of the processes that the example can kill."""
-        template = os.getppid()
+        watchdog = os.getppid()
+        template = parent(watchdog)
         keeper = parent(template)  # the keeper starts templates for agentd
-        return {"worker": os.getpid(), "template": template, "agentd": parent(keeper)}
+        return {"worker": os.getpid(), "watchdog": watchdog, "template": template, "agentd": parent(keeper)}
 
     def stream(self, steps: int) -> None:
         """Read the arm's position and move it, 20 times a second."""
@@ -46,9 +48,11 @@ class Env(Worker):
         loop = ctypes.CDLL(library)
         loop.stream(ctypes.c_void_p(self.lease_page.address), self.arm.fileno())
 
-    def on_lease_lost(self) -> None:
-        """Stop the arm. It runs on a thread of its own, after the guard has stopped the worker's other threads."""
-        self.arm.stop()
+    @staticmethod
+    def stop_hardware(hardware_infos: list[Any]) -> None:
+        """Stop the arm through a second connection, when the worker has ended. Runs in a process beside the worker."""
+        for info in hardware_infos:
+            SimulatedArmClient(info.address, "stopper").stop()
 
     def _close(self) -> None:
         """Stop the arm and disconnect from it. group.shutdown() calls this."""
@@ -95,7 +99,7 @@ def stream_until_the_fault(address: str, record: str, fault: str, library: str) 
         for _ in range(20):  # a second of states
             watcher.state()
         at = time.monotonic()
-        os.kill(processes[fault], signal.SIGTERM if fault == "worker" else signal.SIGKILL)
+        os.kill(processes[fault], signal.SIGKILL)
         try:
             work.wait()
         except RlinfActorsError as error:
@@ -108,7 +112,7 @@ def stream_until_the_fault(address: str, record: str, fault: str, library: str) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fault", choices=("none", "worker", "template", "agentd"), default="worker")
+    parser.add_argument("--fault", choices=("none", "worker", "watchdog", "template", "agentd"), default="worker")
     parser.add_argument("--native", action="store_true", help="move the arm by a loop in C")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +125,7 @@ def main() -> None:
                 stream_until_the_fault(address, record, given.fault, compiled(folder) if given.native else "")
             finally:
                 arm.terminate()
-        commands = [one.text for one in read_record(record) if one.connection == 1 and one.text != "closed"]
+        commands = [one.text for one in read_record(record) if one.text.split()[0] in ("move", "stop")]
         print(f"{len(commands)} commands in the arm's record; the last two: {', '.join(commands[-2:])}")
 
 

@@ -137,7 +137,7 @@ MATRIX = pytest.mark.nightly("tests/robots has each fault")
 
 @pytest.mark.parametrize(
     "fault",
-    ["none", pytest.param("worker", marks=MATRIX), pytest.param("template", marks=MATRIX), "agentd"],
+    ["none", "worker", pytest.param("watchdog", marks=MATRIX), pytest.param("template", marks=MATRIX), "agentd"],
 )
 def test_the_robot_arm_is_stopped_last(tmp_path, fault):
     out = succeeds(tmp_path, "robot_arm.py", "--fault", fault)
