@@ -27,7 +27,7 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]  # a page launches up to 8 groups
 
-ARMS = [{"node_rank": rank, "robot_ip": f"127.0.0.{rank + 1}", "disable_validate": True} for rank in range(2)]
+ARMS = [{"node_rank": rank, "robot_ip": f"10.10.10.{rank + 1}", "disable_validate": True} for rank in range(2)]
 CONFIG = {
     "num_nodes": 2,
     "component_placement": {"arms": {"node_group": "arms", "placement": "0-1"}},
@@ -50,14 +50,15 @@ class Arm:
     def fileno(self): return 0
 def connect(address): return Arm(address)
 """
+HOOK, OUTSIDE = "self.on_lease_lost()", "self.stop_hardware(self.hardware_infos)"
 DRIVEN = """
 class Driven(Env):
     def ask(self): return self.arm.address
     def end(self):
-        self.on_lease_lost()
+        {stop}
         return self.arm.said
 envs = Driven.create_group().launch(cluster, on_arms, name="envs")
-assert envs.ask().wait() == ["127.0.0.1", "127.0.0.2"]
+assert envs.ask().wait() == ["10.10.10.1", "10.10.10.2"]
 assert envs.end().wait() == [["stop"]] * 2
 envs.shutdown()
 """
@@ -72,14 +73,21 @@ SNIPPETS: dict[str, dict[int, str]] = {
             def Cluster(**given): return connected
             """,
         3: "assert actors.ask().wait() == [0, 1]\nactors.shutdown()",
-        4: DRIVEN,
+        4: DRIVEN.format(stop=OUTSIDE),
         5: "assert group.ask().wait() == [0]",
     },
     "robot-safety": {
-        0: "Path('arm_bridge').write_text('#!/bin/sh\\ncat > stopped\\n')\nos.chmod('arm_bridge', 0o755)\n"
-        "address, here = 'can0', os.getcwd()\n",
-        1: DRIVEN,
-        2: """
+        0: """
+            class Dashboard(Arm):
+                def __enter__(self): return self
+                def __exit__(self, *error): ...
+            Path("arm_bridge").write_text("#!/bin/sh\\ncat > stopped\\n")
+            os.chmod("arm_bridge", 0o755)
+            address, here = "can0", os.getcwd()
+            """,
+        2: DRIVEN.format(stop=OUTSIDE),
+        3: DRIVEN.format(stop=HOOK),
+        4: """
             class Bridged(Env):
                 def __init__(self):
                     os.environ["PATH"] += f":{here}"
@@ -181,7 +189,7 @@ SNIPPETS: dict[str, dict[int, str]] = {
             class Driven(Env):
                 def ask(self): return self.robot.address
                 def on_lease_lost(self): ...
-            assert Driven.create_group().launch(cluster, on_arms).ask().wait() == ["127.0.0.1", "127.0.0.2"]
+            assert Driven.create_group().launch(cluster, on_arms).ask().wait() == ["10.10.10.1", "10.10.10.2"]
             """,
     },
     "share-groups": {

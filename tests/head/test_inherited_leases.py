@@ -99,7 +99,7 @@ def test_agentd_of_a_silent_launcher_vouches_for_it_and_no_longer_than_a_lease(l
 
 
 def test_rank_is_started_again_only_when_what_it_launched_is_gone():
-    lab = Lab(restart=RestartPolicy.on_failure())
+    lab = Lab(restart=RestartPolicy.on_failure(after_lease_lost=True))
     assert isinstance(lab.claim("controller", INHERITED), Launched)
     lab.sent(StartWorkers)
     lab.exited("a:n0", "env-0", kind="signalled", exit_code=None, signal=9)

@@ -126,7 +126,7 @@ def failing() -> HeadKit:
     """A robot worker with a restart policy, which has failed; its back-off has begun."""
     kit = HeadKit()
     kit.cluster(1)
-    policy = RestartPolicy.on_failure(backoff_s=10)
+    policy = RestartPolicy.on_failure(backoff_s=10, after_lease_lost=True)
     workers = [msgspec.structs.replace(spec, restart=policy) for spec in specs("env", [0], [ARM])]
     kit.ask("d1", Launch("ns", "env", "m:C", workers))
     kit.ready("a:n0", "env-0")
