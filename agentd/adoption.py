@@ -364,7 +364,7 @@ async def sweep(ids: Collection[str], processes: dict[int, int], patience_s: flo
                 stack.callback(os.close, pidfd)
             await asyncio.gather(*(keeper_client.wait_for_end(pidfd, patience_s) for pidfd in pidfds))
     done = asyncio.Event()
-    Sweep(asyncio.get_running_loop(), ids, processes, lambda _: done.set())
+    Sweep(asyncio.get_running_loop(), ids, processes, lambda *_: done.set())
     await done.wait()
 
 

@@ -56,7 +56,7 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 
-    def remove(_: dict[int, int]) -> None:
+    def remove(*_: object) -> None:
         for cgroup in left:
             cgroup.remove()
         done()
@@ -76,7 +76,8 @@ class Sweep:
         ids: ids of the workers.
         pids: known processes of the workers, with their starts in clock ticks since boot. Start 0 stands for an ended
             process whose pid may still name a session.
-        done: called once, at the end, with the wait statuses of processes that were children of agentd.
+        done: called once, at the end, with the wait statuses of processes that were children of agentd, and True if a
+            process could not be killed.
         reapers: pids of the processes that inherit orphans of the workers; agentd by default.
     """
 
@@ -85,7 +86,7 @@ class Sweep:
         loop: asyncio.AbstractEventLoop,
         ids: Iterable[str],
         pids: Mapping[int, int],
-        done: Callable[[dict[int, int]], None],
+        done: Callable[[dict[int, int], bool], None],
         reapers: tuple[int, ...] = (),
     ) -> None:
         self._loop = loop
@@ -214,6 +215,7 @@ class Sweep:
             return
         self._over = True
         self._timer.cancel()
-        for pid in list(self._pidfds):
+        left = list(self._pidfds)
+        for pid in left:
             self._forget(pid)
-        self._done(self._statuses)
+        self._done(self._statuses, bool(left))

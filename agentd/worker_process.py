@@ -203,13 +203,14 @@ class WorkerProcess(msgspec.Struct):
             return {"kind": "stopped", "reason": "; ".join([*filter(None, [self.reason]), *left])}
         return {} if exit.reason else {"reason": self.reason}
 
-    def ended_with_template(self, status: int | None) -> ExitReport:
+    def ended_with_template(self, status: int | None, left: bool) -> ExitReport:
         """Return an exit report made by agentd, because the worker's template has ended or is silent and so sends none.
-        *status* is the worker's wait status, None if unknown.
+        *status* is the worker's wait status, None if unknown; *left* is True if a process could not be killed.
         """
+        more = f"; {LEFT}" if left else ""
         if not self.template.gone:
-            return ExitReport("exited", reason="how it ended is not known: its template does not answer")
-        reason = f"the template process that it came from ended ({self.template.last_words()})"
+            return ExitReport("exited", reason=f"how it ended is not known: its template does not answer{more}")
+        reason = f"the template process that it came from ended ({self.template.last_words()}){more}"
         code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
         kind = "start_failed" if not self.pid else "signalled" if code < 0 else "exited"
         return ExitReport(kind, code if code >= 0 else None, -code if code < 0 else None, reason=reason)

@@ -473,18 +473,18 @@ class Workers:
         self._sweeps += 1
         pids = {worker.pid: worker.started() for worker in workers if worker.pid}
 
-        def swept(statuses: dict[int, int]) -> None:
+        def swept(statuses: dict[int, int], left: bool) -> None:
             unknown = [one.pid for one in workers if one.pid and one.pid not in statuses and one.template.gone]
-            self._keeper.when_ended(unknown, lambda more: self._end_swept(workers, {**statuses, **more}))
+            self._keeper.when_ended(unknown, lambda more: self._end_swept(workers, {**statuses, **more}, left))
 
         Sweep(self._loop, [worker.spec.id for worker in workers], pids, swept, (os.getpid(), self._keeper.pid))
 
-    def _end_swept(self, workers: list[WorkerProcess], statuses: dict[int, int]) -> None:
+    def _end_swept(self, workers: list[WorkerProcess], statuses: dict[int, int], left: bool) -> None:
         self._sweeps -= 1
         for cgroup in leftovers(self._site.rules.cgroups):
             cgroup.remove()  # of the template that has ended
         for worker in workers:
-            self._end(worker, worker.ended_with_template(statuses.get(worker.pid)))
+            self._end(worker, worker.ended_with_template(statuses.get(worker.pid), left))
         self._changed.set()
 
     def _end(self, worker: WorkerProcess, exit: ExitReport) -> None:

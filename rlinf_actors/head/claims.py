@@ -175,14 +175,13 @@ class ClaimTable:
 
     def _free_at(self, held: HardwareClaim, until: float) -> None:
         self._head.timers.cancel(held.timer)
-        held.until, held.timer = until, self._head.timers.at(until, lambda: self._expired(held))
+        held.until, held.timer = until, self._head.timers.at(until, self.expire)
 
-    def _expired(self, held: HardwareClaim) -> None:
-        """Free the robots of a lost worker, unless it is under an emergency stop, which needs its node's word."""
-        if self._head.robots.in_force(held.worker.spec.namespace):
-            self._free_at(held, self._head.now + 1.0)
-        else:
-            self.free(held.worker)
+    def expire(self) -> None:
+        """Free the robots of lost workers whose time is over, unless an emergency stop needs their nodes' word."""
+        for held in list(self._lost.values()):
+            if held.until <= self._head.now and not self._head.robots.in_force(held.worker.spec.namespace):
+                self.free(held.worker)
 
     def _forget_loss(self, key: str, worker_id: str) -> None:
         held = self._lost.pop((key, worker_id), None)

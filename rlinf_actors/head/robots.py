@@ -223,6 +223,7 @@ class RobotTable:
         released = self._stops.pop(key, "")
         for worker in self._may_run(key):
             self.left.pop(worker.id, None)  # a person has looked
+        self._head.groups.claims.expire()
         text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
         self._head.emit(commands.LogEvent("estop_released", text, namespace=asked.namespace or ""))
         return EStopped([], self.stopped(), lifted=released)

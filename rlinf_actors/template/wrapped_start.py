@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from rlinf_actors import procfs
 from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.wire import template_protocol as packets
-from rlinf_actors.wire.endings import cut
+from rlinf_actors.wire.endings import LEFT, cut
 from rlinf_actors.wire.values import ExitReport
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def exit_report(worker: ForkedWorker, oom: str, left: bool) -> ExitReport:
         how = f"exit code {code}" if exited else signal.strsignal(code) or f"signal {code}"
         reasons.append(f"it ended ({how}) before it was ready")
     if left:
-        reasons.append("a process that it left behind could not be killed")
+        reasons.append(LEFT)
     reasons += [f"output was lost: {pump.fault}" for pump in (worker.out, worker.err) if pump.fault]
     report = ExitReport(
         kind=("exited" if exited else "signalled") if worker.up else "start_failed",

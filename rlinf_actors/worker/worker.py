@@ -366,7 +366,8 @@ class Worker(Routing, Channels, OlderNames, Profiled):
         Thread: one of its own. All other threads of user code are stopped before it begins. The main thread, with its
         event loop, stops within 0.2 s unless it is in C code. Processes that the worker started are stopped, except
         those of `keep_for_stop`; the method may start new ones. If the method waits for a lock 0.25 s after its start,
-        SystemExit is raised in the stopped threads. They then release their locks, and may run ``finally`` blocks. The
+        SystemExit is raised in the stopped threads. They then release the locks of their ``with`` blocks, and may run
+        ``finally`` blocks: so the method may take a Lock, an RLock, a Condition or a queue.Queue, but no semaphore. The
         method must be a plain ``def`` without arguments. An error that it raises is printed to stderr.
 
         Time: the method has 1 s. With a lease of 2 s it begins at most 1.9 s after the last renewal of the head.

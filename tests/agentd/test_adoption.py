@@ -336,7 +336,7 @@ async def test_sweep_spares_a_process_with_a_reused_pid():
             await adoption.sweep([], {process.pid: started})
             assert process.poll() is None
         done = asyncio.Event()
-        Sweep(asyncio.get_running_loop(), [], {process.pid: stat.started}, lambda _: done.set())
+        Sweep(asyncio.get_running_loop(), [], {process.pid: stat.started}, lambda *_: done.set())
         await done.wait()
         process.returncode = 0  # reaped there
     assert procfs.stat(process.pid) is None

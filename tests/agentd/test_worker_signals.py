@@ -39,7 +39,8 @@ def test_report_of_a_stopped_worker_still_says_that_a_process_was_left(tmp_path,
     ended = SimpleNamespace(
         status=status, fork=SimpleNamespace(wrapper=()), failure="", up=True, out=output, err=output
     )
+    worker.template = SimpleNamespace(gone=True, last_words=str)
     for left in (True, False):
-        exit = exit_report(ended, "no", left)
-        assert (LEFT in worker.why(exit).get("reason", exit.reason)) == left
-        assert reason in worker.why(exit)["reason"]
+        for exit in (exit_report(ended, "no", left), worker.ended_with_template(0, left)):
+            assert (LEFT in worker.why(exit).get("reason", exit.reason)) == left
+            assert reason in worker.why(exit)["reason"]

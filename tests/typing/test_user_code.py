@@ -101,15 +101,17 @@ PAGES = {
         nodes, workers = 2, 3
         """,
     "robot-safety.md": """
-        import ctypes, subprocess
+        import subprocess
         from typing import Any
-        from rlinf_actors import Worker
+        from rlinf_actors import Worker as Base
+        class Worker(Base):
+            arm: Any
         def connect(address: str) -> Any: ...
         address = str()
-        class Mine(Worker):
-            arm: Any
-        self = Mine()
-        loop = ctypes.CDLL(None)
+        class Dashboard:
+            def __init__(self, address: str) -> None: ...
+            def __enter__(self) -> Any: ...
+            def __exit__(self, *error: object) -> None: ...
         """,
     "send-messages.md": """
         import multiprocessing
