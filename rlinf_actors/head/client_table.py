@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 ROLES = ("driver", "worker")
 CHECK_PART = 0.6
-"""Fraction of the robot lease between two checks of the connection of a watched driver that is silent: so a driver that
-has closed it loses its robots, which it keeps for robots.OWNER_PART of that lease, in their lease.
-"""
+"""Fraction of the robot lease between two checks of a silent driver's connection: less than robots.OWNER_PART, so that
+a driver that has closed its connection loses its robots in their lease."""
 
 
 class ClientTable:
@@ -427,12 +426,13 @@ class ClientTable:
             self._timers[client.incarnation] = self._head.timers.at(due, lambda: self._time_passed(client))
 
     def _time_passed(self, client: Client) -> None:
-        silence = self._head.now - client.last_seen
-        if self._head.now >= self._lease_end(client):
-            reason = f"it was silent for {silence:.0f} s{'' if client.connected else ', and its connection is closed'}"
+        now = self._head.now
+        if now >= self._lease_end(client):
+            reason = f"it was silent for {now - client.last_seen:.0f} s"
+            reason += "" if client.connected else ", and its connection is closed"
             self._head.emit(Notify(client.peer, abandoned(reason)))
             self.gone(client, reason, certain=False)
-        elif self._may_be_dead(client) or silence >= self._check_s:
+        elif self._may_be_dead(client) or now >= client.last_seen + self._check_s:
             self._ping(client)
         else:
             self._arm(client)

@@ -105,6 +105,17 @@ def test_process_that_ends_after_its_connection_ends_the_client_at_once(kit):
     assert kit.clients() == 0
 
 
+@pytest.mark.parametrize("up_s", [2.0**power + 0.1 for power in range(10, 24)])
+def test_silent_client_is_checked_at_each_deadline(up_s):
+    """The sum and the difference of two times may round differently, by how long the machine is up."""
+    kit = HeadKit()
+    kit.now = up_s
+    kit.node("n0")
+    kit.driver(host="host-n0")
+    kit.wait(2.5)
+    assert kit.sent(Beat, "d1") == [Beat(PING)] * 2
+
+
 def test_client_that_beats_is_not_checked(kit):
     kit.beats("a:n0", "a:n1", "d1", seconds=10)
     assert PING not in [beat.incarnation for beat in kit.sent(Beat, "d1")]

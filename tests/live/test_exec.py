@@ -21,7 +21,7 @@ from rlinf_actors.testing import LocalCluster
 pytestmark = pytest.mark.live
 
 DRIVER = """
-    import json, os, sys, time
+    import json, os, sys
     import live_workers as lw
     import robot_kit as rk
     from rlinf_actors import Cluster, ComponentPlacement, NodePlacementStrategy
@@ -37,10 +37,10 @@ DRIVER = """
         group = lw.Where.create_group().launch(cluster, NodePlacementStrategy([0]), name=what)
         print(group.where().wait()[0][1], flush=True)
     sys.stdin.readline()
-    print(time.monotonic(), flush=True)
     if then == "a new Cluster":
         os.execv(sys.executable, [sys.executable, sys.argv[0], sys.argv[1], "new", "nothing"])
-    os.execv(sys.executable, [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.readline()"])
+    new = "import sys, time; print(time.monotonic(), flush=True); sys.stdin.readline()"
+    os.execv(sys.executable, [sys.executable, "-S", "-c", new])
 """
 
 
@@ -65,12 +65,12 @@ class Driver:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
-    def replace(self) -> float:
-        """Let the driver run another program. Return when it did, in seconds of CLOCK_MONOTONIC."""
+    def replace(self) -> str:
+        """Let the driver run another program, and return what that says first."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        return float(self.said())
+        return self.said()
 
     def close(self) -> None:
         with self.process:
@@ -102,7 +102,7 @@ def arm(tmp_path) -> Iterator[rk.Arm]:
 def test_robots_of_a_replaced_driver_stop_in_their_lease(arm, env, tmp_path):
     with contextlib.closing(Driver(tmp_path, env, rk.config(arm.address()), "robot")) as driver:
         arm.until_streaming()
-        replaced = driver.replace()
+        replaced = float(driver.replace())  # when the new program began, in seconds of CLOCK_MONOTONIC
         commands = arm.until_closed()
         rk.stopped_last(commands)
         moves = [command.at for command in commands if command.text.startswith("move")]
@@ -115,8 +115,7 @@ def test_group_of_a_replaced_driver_ends(env, tmp_path, then):
     config = {"cluster": {"num_nodes": 1}}
     with contextlib.closing(Driver(tmp_path, env, config, "old", then)) as driver:
         worker = procfs.pidfd_of(driver.worker)
-        driver.replace()
-        new = driver.said()
+        new = driver.replace()
         lw.wait_for_end(worker)
         assert driver.process.poll() is None
         assert then == "nothing" or lw.running(int(new))
