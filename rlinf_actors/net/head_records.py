@@ -46,6 +46,8 @@ MAX_ENDPOINTS = 8
 """Most endpoints of a record. `rlinf-actors estop` needs a few descriptors for each."""
 SOCKET = "head"
 """File name of the head's unix socket in the run directory of its agentd."""
+RUN_DIRS = ("rlinf-*", "rlt-*", "rlt-*/rl*-*")
+"""Patterns of the run directories of agentds outside of units; the last two are of rlinf_actors.testing."""
 SCRIPT_CHARS = 80
 
 
@@ -366,10 +368,11 @@ def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
 
 def _without_record(settings: Settings) -> Iterator[HeadRecord]:
     """Yield the running heads whose record is not there, or that could write none: no directory for it could be
-    written, the directory was cleaned, or RLINF_ACTORS_HEADS differs. They are found by sockets in this user's run
-    directories.
+    written, the directory was cleaned, or RLINF_ACTORS_HEADS differs, as in rlinf_actors.testing. They are found by
+    sockets in this user's run directories.
     """
-    directories = [path for parent in parents(settings) for path in sorted(glob.glob(f"{glob.escape(parent)}/rlinf-*"))]
+    found = [glob.glob(f"{glob.escape(parent)}/{pattern}") for parent in parents(settings) for pattern in RUN_DIRS]
+    directories = sorted(path for paths in found for path in paths)
     for directory in dict.fromkeys([*_unit_dirs(settings), *directories]):
         path = f"{directory}/{SOCKET}"
         with contextlib.suppress(OSError):

@@ -194,7 +194,7 @@ class LocalCluster:
     """A cluster of *num_nodes* nodes on this machine, for tests.
 
     Each node is an agentd, the first one with the head. The agentds listen only on loopback and unix sockets. They use
-    keys and records of their own: the user's keys do not matter, and a user's `estop` needs --head to reach them. All
+    keys and records of their own: the user's keys do not matter, and `estop` with `driver_env` reaches them alone. All
     processes end with ``stop``, with the ``with`` block, or with this process, even if it is killed. ``start`` and
     ``with`` block; ``async with`` does not.
 
@@ -420,8 +420,7 @@ class LocalCluster:
         """Add a node and start its agentd. Return the pipe on which the agentd reports its registration."""
         base = Settings.load().run_dir or tempfile.gettempdir()
         base = base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
-        # agentd removes it if we are killed; `estop` searches rlinf-* for heads without a record
-        run_dir = tempfile.mkdtemp(prefix=f"rlt-n{rank}-", dir=base)
+        run_dir = tempfile.mkdtemp(prefix=f"rlt-n{rank}-", dir=base)  # agentd removes it if we are killed
         node = LocalNode(rank, f"127.0.{rank // 250}.{rank % 250 + 1}", run_dir, f"{run_dir}/logs")
         self.keys = self.keys or self._env.get(KEY_DIR, f"{run_dir}/keys")
         heard = self._spawn(node)

@@ -82,7 +82,7 @@ def rlinf_leak_check() -> Iterator[None]:
 
 @pytest.fixture
 def _rlinf_apart(rlinf_leak_check: None) -> Iterator[None]:
-    """Let commands of a test, such as `estop`, find no head of the user, and the user's commands none of the test."""
+    """Let commands of a test, such as `estop`, find no head of the user."""
     from rlinf_actors.net.discovery import PRIVATE
     from rlinf_actors.settings import HEAD, HEADS_DIR, RUN_DIR
 

@@ -16,7 +16,7 @@ import live_workers as lw
 import pace
 import pytest
 
-from rlinf_actors import ClusterTimeoutError, ConfigError, NodeLostError, RlinfActorsError
+from rlinf_actors import ClusterTimeoutError, ConfigError, NodeLostError, RlinfActorsError, variables
 from rlinf_actors.net.head_records import find_records
 from rlinf_actors.settings import KEY_DIR, Settings
 from rlinf_actors.testing import LocalCluster, leaks
@@ -184,22 +184,17 @@ def stops(**env: str) -> list[str]:
 
 
 class TestEmergencyStop:
-    """A stop in a test reaches the heads of the test, and a stop of the user the user's."""
+    """A stop in a test reaches the heads of the test alone, and a stop of the user all of them."""
 
     def test_stop_in_the_environment_of_a_local_cluster_reaches_this_one_alone(self, local_cluster, lab):
         local = local_cluster(2)
         assert stops(**local.driver_env) == [local.head]
 
-    def test_stop_of_the_user_reaches_no_local_cluster(self, lab):
-        with LocalCluster(1) as local:
-            assert stops() == [lab]
-            assert stops(**local.driver_env) == [local.head]
-
-    def test_user_finds_no_local_cluster_in_the_usual_places(self):
+    def test_user_finds_the_clusters_of_tests(self, rlinf_cluster, local_cluster):
         """Looked for only: a stop there would be one of the heads of whoever runs these tests."""
-        with LocalCluster(1) as local:
-            found = find_records(Settings.load({})).records
-            assert f"ipc://{local.nodes[0].run_dir}/head" not in [path for one in found for path in one.endpoints]
+        local_cluster(1)
+        endpoints = [path for one in find_records(Settings.load({})).records for path in one.endpoints]
+        assert sum(path.startswith(f"ipc://{os.environ[variables.RUN_DIR]}/") for path in endpoints) == 2
 
     def test_stop_in_a_test_with_a_fixture_reaches_no_head_of_the_user(self, lab, tmp_path):
         (tmp_path / "client.toml").write_text(f'head = "{lab}"\n')
@@ -222,8 +217,8 @@ class TestEmergencyStop:
                 assert stopped() == [("private", os.getpid())]
 
             def test_several_nodes(local_cluster):
-                local_cluster(1)
-                assert stopped() == []
+                local = local_cluster(1)
+                assert stopped() == [("private", local.nodes[0].pid)]
             """,
             RLINF_ACTORS_CLIENT_CONFIG=str(tmp_path / "client.toml"),
         )
