@@ -48,7 +48,7 @@ from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.protocol import MAX_SIZE
-from rlinf_actors.wire.values import Claim, WorkerSpec
+from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -264,16 +264,13 @@ def _new_group(
     _check_lifetime(name, specs, cluster, options)
     hardware = group_spec.hardware_of(placements, cluster)
     _warn_of_robots(cls, specs, [info for infos in hardware.values() for info in infos])
-    inherits = options.robot and bool(runtime.inherited)
     nodes = [cluster.get_node_info(spec.node_rank) for spec in specs]
     modules = [type(info).__module__ for infos in hardware.values() for info in infos]
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
     reference = class_reference(cls)
-    extras = {"hardware_infos": hardware, **cluster.extras()}
-    if inherits:
-        extras["inherited_infos"] = runtime.hardware_infos
+    given = (None if reference else cls, args, kwargs, _extras(hardware, cluster, options))
     try:
-        parts = payload.encode((None if reference else cls, args, kwargs, extras), cls.__name__, copy=runtime.copy)
+        parts = payload.encode(given, cls.__name__, copy=runtime.copy)
     except SerializationError:
         payload.encode_call(args, kwargs)  # raises with the path of the argument, if an argument is the cause
         raise
@@ -320,14 +317,16 @@ def _specs(
     defaults = {**for_workers(), **emulation}
     specs = group_spec.worker_specs(template, placements, cluster, defaults, net_devices, options.numa_bind)
     if options.robot and cluster.runtime.inherited:
-        specs = [_inherit(spec, cluster.runtime.inherited) for spec in specs]
+        for i, spec in enumerate(specs):  # the launcher's claims also in place of its own on that robot
+            claims = {claim.key: claim for claim in (*spec.claims, *cluster.runtime.inherited)}
+            specs[i] = msgspec.structs.replace(spec, claims=tuple(claims.values()))
     return group_spec.under_profiler(specs, config.profiling if config else None)
 
 
-def _inherit(spec: WorkerSpec, inherited: Sequence[Claim]) -> WorkerSpec:
-    """Return *spec* with the claims of the robot's worker that launches it, also in place of its own on that robot."""
-    claims = {claim.key: claim for claim in (*spec.claims, *inherited)}
-    return msgspec.structs.replace(spec, claims=tuple(claims.values()))
+def _extras(hardware: Mapping[int, Any], cluster: Cluster, options: LaunchOptions) -> dict[str, Any]:
+    """Return what is sent along with the class; see WorkerContext.extras."""
+    infos = cluster.runtime.hardware_infos if options.robot and cluster.runtime.inherited else []
+    return {"hardware_infos": hardware, "inherited_infos": infos, **cluster.extras()}
 
 
 def _grower(
@@ -344,8 +343,7 @@ def _grower(
         return _specs(template, placements, cluster, options)
 
     def encode(hardware: Mapping[int, Any]) -> Sequence[Buffer]:
-        extras = {"hardware_infos": hardware, **cluster.extras()}
-        given = (None if class_reference(cls) else cls, args, kwargs, extras)
+        given = (None if class_reference(cls) else cls, args, kwargs, _extras(hardware, cluster, options))
         return payload.encode(given, cls.__name__, copy=cluster.runtime.copy)
 
     async def prepare(specs: list[WorkerSpec], placements: Sequence[Placement]) -> list[WorkerSpec]:

@@ -321,7 +321,8 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
     extras = payload.decode(AuthenticatedParts(parts)) if parts else {}
     from rlinf_actors.worker.opening import open_worker  # here, so that a driver does not load it
 
-    context = open_worker(address, granted.spec, granted.place, extras, parent=granted.parent)
+    context = open_worker(address, granted.spec, granted.place, parent=granted.parent)
+    context.take(extras)
     forked_from = worker_context.current()
     context.lease_page = forked_from.lease_page if forked_from is not None else None
     refusal = UsageError(f"{address.get_name()} is a child of a worker, and takes no calls: call its worker")

@@ -68,6 +68,14 @@ class WorkerContext(msgspec.Struct):
     lease_page: LeasePage | None = None  # in a worker without robots None until user code asks for it
     connection: socket.socket | None = None  # of a child to its worker
 
+    def take(self, extras: dict[str, Any]) -> None:
+        """Store what the owner sent with the class. Its robots are those of the groups that this process launches."""
+        self.extras.update(extras)
+        self.runtime.hardware_infos = [
+            *extras.get("hardware_infos", {}).get(self.spec.rank, []),
+            *extras.get("inherited_infos", []),
+        ]
+
     @property
     def tcp_port(self) -> int:
         """Port of the TCP socket on which this worker listens; 0 if it listens on none."""

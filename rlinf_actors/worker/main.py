@@ -253,7 +253,6 @@ def _start(
         WorkerAddress(spec.group, spec.rank),
         spec,
         place,
-        {},
         on_given_up=lambda reason: _given_up(reason, guard),
         on_closed=lambda answer: _closed(answer, guard, context.runtime),
     )
@@ -385,9 +384,8 @@ def _construct(
     if context.spec.rank == 0:
         serve_on_one_address(creation.frame.env, worker_context.make_logger(context.address.get_name()))
     cls, args, kwargs, extras = load_class(creation.frame, creation.parts, where)
-    context.extras.update(extras)
-    infos = [*extras.get("hardware_infos", {}).get(context.spec.rank, []), *extras.get("inherited_infos", [])]
-    context.runtime.hardware_infos = infos
+    context.take(extras)
+    infos = context.runtime.hardware_infos
     imported = give_class(stopper, creation.frame, cls, infos) if stopper >= 0 else lambda: None
     assert context.children is not None
     context.children.hand_out(payload.encode(extras, "what came with the class"))

@@ -113,7 +113,6 @@ def open_worker(
     address: WorkerAddress,
     spec: WorkerSpec,
     place: WorkerPlace,
-    extras: dict[str, Any],
     *,
     parent: str = "",
     on_given_up: Callable[[str], None] = lambda reason: None,
@@ -127,7 +126,6 @@ def open_worker(
         address: address of the worker or child.
         spec: what to run, from the head; in a child a copy of the worker's spec.
         place: the worker's node and directories, from agentd.
-        extras: values that the group's owner sends with the class. In a worker, the dict is filled when they arrive.
         parent: id of the worker that started this child, "" in a worker.
         on_given_up: called on the I/O thread with the reason when the head has declared the worker dead.
         on_closed: called when `_close` of the user's instance has returned, with a function that answers the call.
@@ -141,6 +139,7 @@ def open_worker(
         _trace(address, spec, place)
     security = Security.of_worker(spec.token, place.head_key, place.head, place.listen_ip)
     runtime = _runtime(name, spec, place, security, parent, on_given_up)
+    extras: dict[str, Any] = {}
     job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank, name)
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
