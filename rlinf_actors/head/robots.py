@@ -185,7 +185,8 @@ class RobotTable:
         if client.last_seen - client.answered > self._lease_s / 2:
             return f"its owner did not hear the head for {now - client.answered:.1f} s: the network from here is cut"
         seen = max([client.last_seen, *(node.last_seen for node in self._watchers(watch.group, client))])
-        return f"its owner was silent for {now - seen:.1f} s"
+        who = "its owner, or the agentd of that robot worker," if client.worker_id else "its owner"
+        return f"{who} was silent for {now - seen:.1f} s"
 
     def _robot_groups(self) -> Iterator[Group]:
         return (group for group in self._head.groups.with_robots() if self._robots(group))
