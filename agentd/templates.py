@@ -186,8 +186,8 @@ class TemplateProcess:
     def renew(self, until: float, lease_s: float) -> None:
         """Send Renew. If the template confirms no renewal while the lease lasts, continue it, and then kill it."""
         self.send(template_protocol.Renew(until))
-        if self._silence is None:
-            since = self._confirmed or until
+        if self._silence is None and not self.gone:
+            since = self._confirmed if self._confirmed > until - lease_s / 2 else until  # of an earlier robot worker
             self._expect(since, lease_s, since - _CONTINUE * lease_s, False)
         self._sent = until
 

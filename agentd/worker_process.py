@@ -149,6 +149,11 @@ class WorkerProcess(msgspec.Struct):
                 self.signal(signal.SIGTERM)
             self._kill_at(loop, loop.time() + grace_s)
 
+    def has_obeyed(self) -> None:
+        """Note that the watchdog of this robot worker has ended its lease: SIGTERM would only disturb the hook."""
+        if self.term_timer is not None:
+            self.term_timer.cancel()
+
     def _terminate(self) -> None:
         if not self.ended:  # itself alone: it may need a process of its own to reach the robot
             with contextlib.suppress(ProcessLookupError):  # it has ended since, and its template has reaped it

@@ -353,7 +353,8 @@ class Workers:
             self._logs.grew(grown)
             self.log_reader.grew(grown)
         elif isinstance(packet, template_protocol.LeaseLost):
-            if self._worker_of(template, packet.id) is not None:
+            if (worker := self._worker_of(template, packet.id)) is not None:
+                worker.has_obeyed()
                 self._report(LeaseEnded(packet.id, packet.text[:REASON_CHARS]))
         elif isinstance(packet, template_protocol.Renewed):
             template.renewed(packet.until)
@@ -437,9 +438,8 @@ class Workers:
         if started:
             log.error("template %d ended (%s); its workers end with it", template.pid, template.last_words())
             robots = [worker for worker in started if worker.has_robots]
-            for worker in robots:  # their watchdogs have noticed, and end them
+            for worker in robots:  # their watchdogs have noticed, end them, and run stop_hardware
                 self._report(LeaseEnded(worker.spec.id, reason[:REASON_CHARS]))
-            robots = [worker for worker in robots if not worker.ended]
             self._sweep([worker for worker in started if worker not in robots])
             self._loop.call_later(template_protocol.ROBOT_GONE_S, self._sweep, robots)
         self._changed.set()
@@ -457,7 +457,7 @@ class Workers:
     def _on_worker_end(self, worker: WorkerProcess) -> None:
         self._loop.remove_reader(worker.pidfd)
         if worker.template.gone:
-            self._sweep([worker])
+            self._sweep([worker] if not worker.has_robots else [])  # ROBOT_GONE_S after its template's end
         else:  # the template says within moments how it ended, unless it is stopped or stuck
             worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S + worker.report_s, self._sweep, [worker])
 

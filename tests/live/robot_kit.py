@@ -319,6 +319,13 @@ class StoppedOutside(Streamer):
                 pass
 
 
+class SlowlyStoppedOutside(StoppedOutside):
+    @staticmethod
+    def stop_hardware(hardware_infos: list[simulated_arm_hardware.SimulatedArmInfo]) -> None:
+        time.sleep(0.5)
+        StoppedOutside.stop_hardware(hardware_infos)
+
+
 class AsyncHook(Worker):
     async def on_lease_lost(self) -> None:  # type: ignore[override]
         pass

@@ -133,6 +133,18 @@ def test_killed_template_stops_the_arm(cluster, arm):
         call.wait()
 
 
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_arm_is_stopped_from_outside_before_the_end_beside_a_killed_template_is_reported(cluster, arm, start_method):
+    group = launch(cluster, arm, rk.SlowlyStoppedOutside, start_method=start_method)
+    template = lw.template_of(group.pid().wait()[0])
+    call = group.moves_blocked()
+    arm.until_streaming()
+    os.kill(template, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="template"):
+        call.wait()
+    assert "stop" in [one.text for one in arm.commands()]
+
+
 @pytest.mark.parametrize("cls", [rk.Streamer, rk.StoppedOutside])
 def test_killed_watchdog_ends_the_worker(cluster, arm, cls):
     group = launch(cluster, arm, cls)
