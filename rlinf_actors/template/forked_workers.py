@@ -101,24 +101,6 @@ class ForkedWorker:
     def has_robots(self) -> bool:
         return bool(self.fork.spec.claims)
 
-    def renew(self, packet: packets.Renew) -> None:
-        """Pass a renewal on to the watchdog of this robot worker, which confirms it."""
-        if not self.inner:  # no code of the user runs yet
-            self.lease.renew(packet.until)
-        self.order(packet)
-
-    def order(self, packet: packets.Renew | packets.Revoke) -> None:
-        """Send a packet to the watchdog of this robot worker."""
-        assert self.link is not None
-        with contextlib.suppress(OSError):  # it has ended, or stands still and has hundreds of packets to read
-            self.link.send(packets.encode(packet))
-
-    def lost_its_lease(self, text: str, now: float) -> None:
-        """Handle the watchdog's packet LeaseLost: it ends the worker, and then itself, within ROBOT_GONE_S."""
-        if not self.lease_lost:
-            self.lease_lost, self.kill_at = True, now + packets.ROBOT_GONE_S
-        self.failure = text
-
     def due(self) -> float:
         """Return the next time at which the template must look if it has to continue or kill this worker's watchdog, or
         to kill its profiler; infinity for never.
@@ -215,7 +197,7 @@ class ForkedWorkers:
             self._selector.register(pump, selectors.EVENT_READ, partial(self._on_output, worker, pump))
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
         if worker.link is not None:
-            self._selector.register(worker.link, selectors.EVENT_READ, partial(self._on_link, worker, worker.link))
+            self._selector.register(worker.link, selectors.EVENT_READ, partial(self._on_link, worker))
 
     def watched(self, id: str) -> None:
         """Handle agentd's packet Watching: agentd has a pidfd of the worker *id*, so the template may reap it."""
@@ -239,8 +221,9 @@ class ForkedWorkers:
     def renew(self, packet: packets.Renew) -> None:
         """Handle agentd's packet Renew: pass it on to the watchdogs of all robot workers, and confirm it."""
         for worker in self._workers.values():
-            if worker.has_robots and not worker.told:
-                worker.renew(packet)
+            if not worker.inner:  # no code of the user runs yet
+                worker.lease.renew(packet.until)
+            self._order(worker, packet)
         self._send(packets.Renewed("", packet.until))
 
     def probe(self) -> None:
@@ -273,13 +256,15 @@ class ForkedWorkers:
         if isinstance(packet, packets.DevicesLocked) and worker.asked and worker.asked.request == packet.request:
             worker.granted = True
         if isinstance(packet, packets.Revoke):
-            self._revoke(worker, packet)
+            self._order(worker, packet)
         else:
             self._pass_on(worker, packet)
 
-    def _revoke(self, worker: ForkedWorker, packet: packets.Revoke) -> None:
-        if worker.has_robots and not worker.told:
-            worker.order(packet)
+    def _order(self, worker: ForkedWorker, packet: packets.Renew | packets.Revoke) -> None:
+        """Send a packet to the watchdog of this worker, if it has robots."""
+        if worker.link is not None and not worker.told:
+            with contextlib.suppress(OSError):  # it has ended, or stands still and has hundreds of packets to read
+                worker.link.send(packets.encode(packet))
 
     def tell_all(self, packet: packets.NodeRegistered) -> None:
         """Pass a packet of agentd on to all workers that listen. The others have no session with the head yet."""
@@ -291,7 +276,7 @@ class ForkedWorkers:
         """Handle the end of agentd: revoke the leases of robot workers for this *reason*, and reap ended workers."""
         for worker in self.workers:
             worker.watched = True
-            self._revoke(worker, packets.Revoke(worker.id, reason))
+            self._order(worker, packets.Revoke(worker.id, reason))
             self._reap(worker)
 
     def inventory(self) -> list[packets.SurvivingWorker]:
@@ -395,17 +380,18 @@ class ForkedWorkers:
             elif isinstance(packet, (packets.StartFailed, packets.TemplateFailed)):
                 worker.failure = packet.text
 
-    def _on_link(self, worker: ForkedWorker, link: socket.socket, _: int = 0) -> None:
+    def _on_link(self, worker: ForkedWorker, _: int = 0) -> None:
         """Handle the packets of a robot worker's watchdog."""
+        assert worker.link is not None
         while True:
             try:
-                data = link.recv(packets.MAX_PACKET >> 4)
+                data = worker.link.recv(packets.MAX_PACKET >> 4)
             except BlockingIOError:
                 return
             except ConnectionResetError:
                 continue  # as of a worker
             if not data:
-                self._selector.unregister(link)
+                self._selector.unregister(worker.link)
                 return
             packet = packets.decode_to_agent(data)
             if isinstance(packet, packets.Forked):
@@ -417,9 +403,11 @@ class ForkedWorkers:
             elif isinstance(packet, packets.Renewed):
                 worker.lease.renew(packet.until)
             elif isinstance(packet, packets.LeaseLost):
-                if not worker.lease_lost:
-                    self._send(packet)
-                worker.lost_its_lease(packet.text, time.monotonic())
+                if not worker.lease_lost:  # the watchdog ends the worker, and then itself
+                    worker.lease_lost, worker.kill_at = True, time.monotonic() + packets.ROBOT_GONE_S
+                    if packet.text:
+                        self._send(packet)
+                worker.failure = packet.text or worker.failure
 
     def check_ends(self) -> None:
         """Find ended workers, kill the processes that they left behind, and send their exit reports to agentd.
@@ -463,7 +451,7 @@ class ForkedWorkers:
         over.
         """
         if worker.link is not None and worker.link in self._selector.get_map():
-            self._on_link(worker, worker.link)  # what has arrived while this process was busy or stood still
+            self._on_link(worker)  # what has arrived while this process was busy or stood still
         now, due = time.monotonic(), worker.due()
         if now - due > OWN_STALL_S and not worker.kill_at:
             worker.grace = now + GRACE_S  # it may have stood still with this process, and have its turn only now
@@ -533,9 +521,9 @@ class ForkedWorkers:
                 self._selector.unregister(pump)
             if pump.lost:  # no room came back, so that the file has no line about it
                 self._send(packets.LogsLost(worker.id, f"{pump.fault}; {pump.lost:,} bytes until the worker ended"))
-        if worker.control in self._selector.get_map():
-            self._on_control(worker)
-        for sock in (worker.control, worker.link):
+        for sock, take in ((worker.control, self._on_control), (worker.link, self._on_link)):
+            if sock is not None and sock in self._selector.get_map():
+                take(worker)  # its last packets
             if sock is not None and sock in self._selector.get_map():
                 self._selector.unregister(sock)  # a process of the worker may still have the other end
         if worker.start is not None:
@@ -561,4 +549,4 @@ class ForkedWorkers:
 
     def revoke_all(self, reason: str) -> None:
         for worker in self._workers.values():
-            self._revoke(worker, packets.Revoke(worker.id, reason))
+            self._order(worker, packets.Revoke(worker.id, reason))

@@ -54,6 +54,8 @@ STOP_S, STOP_AGAIN_S = 0.08, 0.02
 0.1 s together, since the robot still moves. A process in an uninterruptible system call stops when that call is over.
 """
 LOOK_S = 0.0005
+TRACED_S = 1.0
+"""Seconds until a worker that stands still is looked at again: no event tells that a debugger has let it go."""
 CLOSED_S = 0.2
 """Seconds from the end of the connection to a worker that lives until the worker is killed."""
 DIE_S = 0.1
@@ -97,13 +99,14 @@ def start(child: ChildStart, prepare_stopper: Callable[[ChildStart], None]) -> C
         Watchdog(child, lease, page, socket.socket(fileno=child.link), ours, worker, stopper, go).run()
     except BaseException:  # noqa: BLE001 - no caller; with this process the worker ends
         say(traceback.format_exc())
+        os._exit(1)
     os._exit(0)
 
 
 class Watchdog:
     """The watchdog's loop. *link* is its socket to the template, *guard* that to the worker's guard.
 
-    *worker* and *stopper* are pids; *stopper* is 0 without one. The end of the pipe *go* starts stop_hardware.
+    *worker* and *stopper* are pids; *stopper* is 0 without one. The pipe *go* starts stop_hardware.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class Watchdog:
         self._link, self._guard = link, guard
         self._worker, self._stopper, self._go = worker, stopper, go
         self._below = Descendants(worker, stopper)
+        self._guard_s = 0.0 if stopper else GUARD_S  # stop_hardware needs no guard
         self._reason = ""  # why the lease has ended
         self._guarded = False  # the guard runs, and so perhaps code of the user
         self._closed = False  # `_close` of the instance has returned: the robots need no stop
@@ -166,8 +170,10 @@ class Watchdog:
             self._judge(_now())
 
     def _due(self) -> float:
+        if self._worker_ended:
+            return min(self._stop_at, self._stopper_due if self._stopper else self._give_up_at)
         end = math.inf if self._reason else self._lease.end
-        return min(end, self._closed_at, self._kill_at, self._stop_at, self._stopper_due, self._give_up_at)
+        return min(end, self._closed_at, self._kill_at, self._stop_at, self._stopper_due)
 
     def _over(self) -> bool:
         if not self._worker_ended or self._stopper:
@@ -211,10 +217,10 @@ class Watchdog:
                 self._end_lease(packet.text)
                 self._at_work, self._kill_at = True, _now() + packets.ROBOT_END_S
             elif isinstance(packet, packets.Held):
-                self._stop_descendants(STOP_AGAIN_S)
-                _send(self._guard, packet)
-            elif isinstance(packet, packets.Done):
-                self._below.kill()
+                if packet.done:
+                    self._below.kill()
+                else:
+                    self._stop_descendants(STOP_AGAIN_S)
                 _send(self._guard, packet)
         return True
 
@@ -236,7 +242,7 @@ class Watchdog:
             return
         self._reason = text[: packets.TEXT_CHARS]
         self._page.lose()
-        self._kill_at = max(_now() + GUARD_S, self._lease.kill_at)
+        self._kill_at = max(_now() + self._guard_s, self._lease.kill_at)
         _send(self._guard, packets.Revoke(self._id, self._reason))
         self._say_lost("")
         if not self._closed:
@@ -244,12 +250,7 @@ class Watchdog:
 
     def _silence(self) -> str:
         now = _now()
-        if self._renewed.left(now):
-            return (
-                "its process stood still, or was kept from running by C code that holds the interpreter's lock, and "
-                f"read nothing for {self._lease.silence(now):.1f} s"
-            )
-        return f"no word from the head for {self._lease.silence(now):.1f} s"
+        return self._lease.stood_still(now) if now < self._renewed.end else self._lease.no_word(now)
 
     def _say_lost(self, more: str) -> None:
         self._tell(packets.LeaseLost(self._id, f"{self._reason}{more}"[: packets.TEXT_CHARS]))
@@ -267,23 +268,22 @@ class Watchdog:
         """Do what is due at the time *now*."""
         if not self._reason and now >= self._lease.end:
             self._lose(self._silence())
-        if now >= self._closed_at:
+        if now >= self._closed_at and not self._worker_ended:
             self._closed_at = math.inf
-            if not self._worker_ended:
-                self._lose("its process lives without its connection to its watchdog: it was replaced (os.exec)")
-                self._kill_at = now
-        if self._still and not self._at_work and not _stands_still(self._worker):
-            self._still, self._kill_at = False, now + GUARD_S
+            self._lose("its process lives without its connection to its watchdog: it was replaced (os.exec)")
+            self._kill_at = now
+        if self._still and not _stands_still(self._worker):
+            self._still, self._kill_at = False, now + (packets.ROBOT_END_S if self._at_work else GUARD_S)
         if now >= self._kill_at and not self._worker_ended:
-            self._kill_at = math.inf
             self._still = not self._stopper and _stands_still(self._worker)  # it runs its hook when it continues
+            self._kill_at = now + TRACED_S if self._still else math.inf
             if not self._still:
                 self._kill(now)
         if now >= self._stop_at or (self._worker_ended and self._go >= 0 and not self._below.any()):
             self._stop_outside(now)
         if now >= self._stopper_due:
-            self._stopper_due = math.inf
             os.kill(self._stopper, signal.SIGKILL)
+            self._stopper, self._stopper_due, self._give_up_at = 0, math.inf, now + LEFT_S
 
     def _kill(self, now: float) -> None:
         if not self._at_work:
@@ -297,8 +297,8 @@ class Watchdog:
         self._stop_at = math.inf
         if self._go < 0:
             return
-        if self._closed and self._stopper:
-            os.write(self._go, outside.NO_STOP)
+        with contextlib.suppress(BrokenPipeError):  # there is no stopper any more
+            os.write(self._go, outside.NO_STOP if self._closed else outside.STOP)
         os.close(self._go)
         self._go = -1
         if self._stopper:
@@ -329,7 +329,9 @@ class Watchdog:
     def _on_worker_end(self) -> None:
         self._worker_ended = True
         self._on_guard()  # its last packets
-        self._reason = self._reason or "its process ended"
+        if not self._reason:
+            self._say_lost("")  # only that this process ends soon
+            self._reason = "its process ended"
         self._page.lose()
         self._stop_at = min(self._stop_at, _now() + DIE_S)
         self._give_up_at = _now() + LEFT_S
@@ -358,7 +360,6 @@ class Descendants:
         self.stopper = stopper
         self._worker = worker
         self._stopped: dict[int, int] = {}
-        self._others_own: set[int] = set()  # those of another user (sudo), which do not stop
 
     def stop(self, within_s: float) -> bool:
         """Send SIGSTOP to all processes that are not kept. Return False if one still runs after *within_s* seconds."""
@@ -367,12 +368,11 @@ class Descendants:
             found = [one for one in self._all() if self._stopped.get(one.pid) != one.started]
             for one in found:
                 self._stopped[one.pid] = one.started
-                if not _stop(one.pid):
-                    self._others_own.add(one.pid)
+                procfs.kill(one.pid, signal.SIGSTOP)
             moving = [pid for pid, started in self._stopped.items() if _runs(pid, started)]
-            if not found and self._others_own.issuperset(moving):
-                return not moving
-            if time.monotonic() >= deadline:
+            if not found and not moving:
+                return True
+            if time.monotonic() >= deadline:  # also for one of another user (sudo), which does not stop
                 return False
             # A process on another core runs until its next interrupt. No event can replace this sleep: the kernel
             # reports a stop only to the parent of the stopped process, and this process is not the parent of all.
@@ -450,13 +450,3 @@ def _thread_states(pid: int) -> str:
             text = procfs.text_of(f"/proc/{pid}/task/{task}/stat")
             found += text[text.rfind(")") + 2 :][:1]
     return found
-
-
-def _stop(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIGSTOP)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return True

@@ -281,8 +281,8 @@ class StartFailed(ControlMessage, frozen=True):
 class LeaseLost(ControlMessage, frozen=True):
     """Packet of a robot worker's watchdog: the lease is over, for the reason `text`.
 
-    The worker ends within moments, and its Exited carries the text of the last such packet. From the guard to the
-    watchdog: the guard makes the robots safe.
+    The worker ends within moments, and its Exited carries the text of the last such packet; "" if the worker has ended
+    by itself. From the guard to the watchdog: the guard makes the robots safe.
     """
 
     id: Name
@@ -290,18 +290,14 @@ class LeaseLost(ControlMessage, frozen=True):
 
 
 class Held(ControlMessage, frozen=True):
-    """Packet of a guard to its watchdog: the threads of the worker are held, and on_lease_lost is about to run.
+    """Packet of a guard to its watchdog: all threads of the worker are held.
 
-    The watchdog stops the processes that were started meanwhile, and sends the packet back.
+    Before on_lease_lost runs, the watchdog stops the processes that the worker has started, and sends the packet back.
+    `done` says that it has run. Then the watchdog kills them: if the worker ended first, the kernel would continue
+    stopped processes (SIGHUP and SIGCONT to an orphaned process group).
     """
 
-
-class Done(ControlMessage, frozen=True):
-    """Packet of a guard to its watchdog: on_lease_lost has returned, and the worker is about to end.
-
-    The watchdog kills what the worker has started, and sends the packet back. If the worker ended first, the kernel
-    would continue stopped processes (SIGHUP and SIGCONT to an orphaned process group).
-    """
+    done: bool = False
 
 
 class Keep(ControlMessage, frozen=True):
@@ -462,8 +458,8 @@ ROBOT_GONE_S = ROBOT_END_S + STOP_HARDWARE_S + 0.25
 """Seconds from the end of a robot worker's lease until its watchdog has ended too: others leave it that time."""
 
 ToOneWorker = Union[DevicesLocked, DevicesBusy, Revoke, AskWorker, AllowTracer]
-ToWorker = Union[ToOneWorker, Renew, Held, Done, Ping, NodeRegistered]
-ToWatchdog = Union[Renew, Revoke, Renewed, LeaseLost, Held, Done, Keep, Closed]
+ToWorker = Union[ToOneWorker, Renew, Held, Ping, NodeRegistered]
+ToWatchdog = Union[Renew, Revoke, Renewed, LeaseLost, Held, Keep, Closed]
 ToTemplate = Union[
     Fork, Watching, Read, Shutdown, Probe, Adopt, KeepFor, Settled, DevicesLocked, DevicesBusy, Renew, Revoke,
     NodeRegistered, AskWorker,

@@ -40,7 +40,7 @@ from rlinf_actors.exhaustion import OwnThread
 from rlinf_actors.exit_codes import LEASE_LOST
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import WorkerSpec
-from rlinf_actors.worker.leasepage import Alarm, Lease, LeasePage, LeasePageWriter, lost, suspended
+from rlinf_actors.worker.leasepage import END_MARGIN, Alarm, Lease, LeasePage, LeasePageWriter, lost, suspended
 from rlinf_actors.worker.standstill import SIGNAL, ThreadStopper, release_conditions, waits_for_lock
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ T = TypeVar("T")
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a process. A robot worker makes its robots safe before it ends."""
 UNWIND_S = 0.25
-"""Seconds that on_lease_lost may wait for a lock. Then the stopped threads are ended, to release their locks."""
+"""Seconds that on_lease_lost may wait for a lock. Then the held threads are ended, to release their locks."""
 GUARD_S = 0.15
 """Least seconds that the guard has to say that it is at work, before the watchdog kills the worker."""
 HELD_S = 0.3
@@ -85,8 +85,10 @@ class Guard:
         self, spec: WorkerSpec, place: packets.WorkerPlace, guarded: Guarded, instance: Callable[[], Any]
     ) -> None:
         self._spec = spec
-        self._lease = Lease(place.lease_until + suspended(), place.lease_s)
         self._page = guarded.page
+        # 0: an order, which waits to be read, has ended it
+        last_moment = self.page.deadline_ns / 1e9 or time.monotonic()
+        self._lease = Lease(last_moment + END_MARGIN * place.lease_s + suspended(), place.lease_s)
         self._timer = Alarm()
         self._watchdog = socket.socket(fileno=guarded.socket)
         self._instance = instance
@@ -108,7 +110,7 @@ class Guard:
         # this wakes the guard also while the main thread is in C
         signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
         forks.handled_in_parent([*ENDINGS, signal.SIGCONT], self._forget)
-        self._catch_up()
+        self._send(packets.Renewed(spec.id, self._lease.until - suspended()))
         self._hook = threading.Thread(target=self._call_hook, name="rlinf-actors-on-lease-lost", daemon=True)
         self._hook.start()
         self._threads.spared.append(self._hook)
@@ -178,7 +180,7 @@ class Guard:
         """
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._lease.lost(now):
-            self.lose(self._stood_still(now))
+            self.lose(self._lease.stood_still(now))
             self._threads.handler(SIGNAL, None)
 
     def _forget(self) -> None:
@@ -192,23 +194,6 @@ class Guard:
         for number, handler in [*ours, (signal.SIGCONT, self._on_continued), (SIGNAL, self._threads.handler)]:
             if signal.getsignal(number) == handler:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-    def _catch_up(self) -> None:
-        """Handle the packets that arrived while this process started, and tell the watchdog that the guard is there.
-
-        A renewal among them counts even if it comes late, because no robot has moved yet.
-        """
-        poll = select.poll()
-        poll.register(self._watchdog, select.POLLIN)
-        while poll.poll(0):
-            packet = self._receive()
-            if isinstance(packet, packets.Revoke):
-                self.lose(packet.reason)
-            elif isinstance(packet, packets.Renew):
-                self._renew(packet)
-            elif packet is None:
-                return  # the watchdog has ended, and so does this process
-        self._send(packets.Renewed(self._spec.id, self._lease.until - suspended()))
 
     # --- the guard's thread ---
 
@@ -235,13 +220,13 @@ class Guard:
         for fd in (self._watchdog.fileno(), self._wakeup.fileno(), self._timer.fd):
             poll.register(fd, select.POLLIN)
         while True:
-            self._timer.set(self._lease.left(time.clock_gettime(time.CLOCK_BOOTTIME)))
+            self._timer.set(self._lease.end - time.clock_gettime(time.CLOCK_BOOTTIME))
             ready = {fd for fd, _ in poll.poll()} - {self._timer.fd}
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             if self._lease.lost(now):  # before queued packets are read: these renew nothing any more
-                return lost(self._spec.claims, self._asked[0] if self._asked else self._stood_still(now))
-            if not ready and not self._lease.left(now):
-                return lost(self._spec.claims, f"no word from the head for {self._lease.silence(now):.1f} s")
+                return lost(self._spec.claims, self._asked[0] if self._asked else self._lease.stood_still(now))
+            if not ready and now >= self._lease.end:
+                return lost(self._spec.claims, self._lease.no_word(now))
             for fd in ready:
                 if fd == self._watchdog.fileno():
                     if text := self._heard():
@@ -259,13 +244,10 @@ class Guard:
         if isinstance(packet, packets.Renew):
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             if self._lease.lost(now):  # this process was stopped after it read the clock
-                return lost(self._spec.claims, self._stood_still(now))
-            self._renew(packet)
+                return lost(self._spec.claims, self._lease.stood_still(now))
+            self._lease.renew(packet.until + suspended())
+            self._send(packets.Renewed(self._spec.id, packet.until))
         return ""
-
-    def _renew(self, packet: packets.Renew) -> None:
-        self._lease.renew(packet.until + suspended())
-        self._send(packets.Renewed(self._spec.id, packet.until))
 
     def _receive(self) -> packets.ToWorker | None:
         """Return the next packet of the watchdog; None if it has ended."""
@@ -278,12 +260,6 @@ class Guard:
     def _send(self, packet: packets.ToWatchdog) -> None:
         with contextlib.suppress(OSError):  # it has ended, or user code has closed the connection
             self._watchdog.send(packets.encode(packet), socket.MSG_DONTWAIT)
-
-    def _stood_still(self, now: float) -> str:
-        return (
-            "its process stood still, or was kept from running by C code that holds the interpreter's lock, and read "
-            f"nothing for {self._lease.silence(now):.1f} s"
-        )
 
     def _woken(self) -> str:
         signals = self._wakeup.recv(4096)
@@ -300,12 +276,15 @@ class Guard:
         self._try_to(_make_room)
         end = time.monotonic() + packets.ON_LEASE_LOST_S
         self._hook_due.release()
-        done = self._hook_done.acquire(timeout=UNWIND_S)
-        if not done and self._try_to(lambda: waits_for_lock(self._hook.native_id or 0)):
-            self._threads.unwind()
-        if not done and not self._hook_done.acquire(timeout=max(0.0, end - time.monotonic())):
+        done = unwound = False
+        while not done and time.monotonic() < end:
+            done = self._hook_done.acquire(timeout=min(UNWIND_S, max(0.0, end - time.monotonic())))
+            if not done and not unwound and self._try_to(lambda: waits_for_lock(self._hook.native_id or 0)):
+                self._threads.unwind()
+                unwound = True
+        if not done:
             self._failed.append(f"on_lease_lost did not return within {packets.ON_LEASE_LOST_S:g} s")
-        self._try_to(lambda: self._ask_watchdog(packets.Done(), time.monotonic() + DONE_S))
+        self._try_to(lambda: self._ask_watchdog(packets.Held(done=True), time.monotonic() + DONE_S))
         for text in self._failed:
             say(f"[rlinf-actors] {text}\n")
 
@@ -317,14 +296,14 @@ class Guard:
             self._failed.append(f"a step before on_lease_lost failed, and was skipped: {error!r}")
             return None
 
-    def _ask_watchdog(self, packet: packets.Held | packets.Done, until: float) -> None:
+    def _ask_watchdog(self, packet: packets.Held, until: float) -> None:
         """Let the watchdog stop or kill the processes that this worker started. Wait for its answer until *until*."""
         self._send(packet)
         poll = select.poll()
         with contextlib.suppress(RemoteWireError, ValueError):  # user code has closed the connection
             poll.register(self._watchdog, select.POLLIN)
             while poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                if type(self._receive()) in (type(packet), type(None)):
+                if self._receive() in (packet, None):
                     return
 
     def _call_hook(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import math
 import mmap
 import os
 import sys
@@ -97,10 +96,8 @@ class LeasePageWriter:
             os.ftruncate(fd, mmap.PAGESIZE)
             self._memory = mmap.mmap(fd, mmap.PAGESIZE)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            try:  # no later mapping can write, also by /proc/PID/fd
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | _F_SEAL_FUTURE_WRITE)
-            except OSError:  # an older kernel: only the descriptor of the reading side is read-only
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+            # no later mapping can write, also by /proc/PID/fd
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | _F_SEAL_FUTURE_WRITE)
             readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.close(fd)
@@ -146,10 +143,6 @@ class Lease:
         """Time at which the robots must be made safe, unless the lease is renewed before."""
         return self.until - MARGIN * self.lease_s
 
-    def left(self, now: float) -> float:
-        """Return the seconds from *now* until the robots must be made safe; 0 if that time has come."""
-        return max(0.0, self.end - now)
-
     @property
     def last_moment(self) -> float:
         """Time at which the lease is lost for good. A renewal that is read later has no effect."""
@@ -164,9 +157,19 @@ class Lease:
         """True if the lease is lost for good at the time *now*."""
         return now >= self.last_moment
 
-    def silence(self, now: float) -> float:
-        """Return the seconds from the heartbeat that last renewed the lease until *now*."""
-        return now - (self.until - self.lease_s)
+    def _silence(self, now: float) -> str:
+        return f"{now - (self.until - self.lease_s):.1f} s"  # from the heartbeat that renewed it last
+
+    def no_word(self, now: float) -> str:
+        """Why the lease has ended, for people, if no renewal came."""
+        return f"no word from the head for {self._silence(now)}"
+
+    def stood_still(self, now: float) -> str:
+        """Why the lease has ended, for people, if the worker confirmed no renewal that came."""
+        return (
+            "its process stood still, or was kept from running by C code that holds the interpreter's lock, and read "
+            f"nothing for {self._silence(now)}"
+        )
 
 
 def suspended() -> float:
@@ -181,20 +184,17 @@ class _Itimerspec(ctypes.Structure):
 class Alarm:
     """A timer that also counts time in which the machine is suspended, unlike the timeout of poll.
 
-    Its descriptor *fd* becomes readable when the time is over. *fd* is -1 if the kernel has no such timer.
+    Its descriptor *fd* becomes readable when the time is over.
     """
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.fd: int = self._libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
+        self.fd: int = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
 
     def set(self, seconds: float) -> None:
-        """Let *fd* become readable after so many seconds, at once if they are not above 0; never if infinite."""
-        if seconds == math.inf:
-            seconds = 0x7FFFFFFF
-        whole, rest = divmod(max(1, int(seconds * 1e9)), 1_000_000_000)  # 0 would disarm it
+        """Let *fd* become readable after so many seconds, at once if they are not above 0; in years if infinite."""
+        whole, rest = divmod(max(1, int(min(seconds, 1e8) * 1e9)), 1_000_000_000)  # 0 would disarm it
         value = _Itimerspec(0, 0, whole, rest)
-        self._libc.timerfd_settime(self.fd, 0, ctypes.byref(value), None)
+        _libc.timerfd_settime(self.fd, 0, ctypes.byref(value), None)
 
 
 def lost(claims: Iterable[Claim], reason: str) -> str:

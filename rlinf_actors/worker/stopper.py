@@ -2,8 +2,8 @@
 
 The watchdog forks it before the worker, which shares no thread, lock, library state or descriptor with it. The worker
 sends it the class and the hardware before it constructs an instance; the stopper imports the class, and answers. From
-then on it waits for the end of a pipe of which only the watchdog has the other end. So stop_hardware also runs when the
-watchdog is killed. The kernel limits its time (SIGALRM), so that it needs nobody to end it.
+then on it reads a pipe of which only the watchdog has the other end. So stop_hardware also runs when the watchdog is
+killed. The kernel limits its time (SIGALRM), so that it needs nobody to end it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from rlinf_actors.worker.user_class import load_class
 
 NAME = "rlinf-stopper"
 """Name of the process, by which a template that sweeps up after a killed watchdog leaves it alone."""
-NO_STOP = b"."
-"""What the watchdog writes into the pipe before its end if the robots need no stop."""
+STOP, NO_STOP = b"!", b"."
+"""What the watchdog writes into the pipe: the worker has ended, and the robots need a stop or none."""
 SWEEP_S = 0.05
 """Seconds that a template has to kill what a killed watchdog has left, before stop_hardware runs. No event tells."""
+_DEATH = signal.SIGURG  # sent when the worker is killed because the watchdog has ended; has no effect elsewhere
 MORE_S = 0.2
 """Seconds after STOP_HARDWARE_S in which the process can end."""
 
@@ -39,16 +40,20 @@ MORE_S = 0.2
 def run(prepare: Callable[[], None], asked: socket.socket, waits: int) -> NoReturn:
     """Be the stopper of a worker. *prepare* sets this process up as the worker is set up, without its marks.
 
-    *asked* is the connection to the worker. stop_hardware runs when the pipe *waits* ends without NO_STOP.
+    *asked* is the connection to the worker. stop_hardware runs when STOP, or the end, comes from the pipe *waits*.
     """
     watchdog = os.getppid()
     try:
         prepare()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [_DEATH])
+        procfs.die_with_parent(_DEATH, watchdog)
         procfs.set_name(NAME)
         procfs.set_title(f"{NAME} of {os.environ.get('WORKER_NAME', '')}")
         stop = _await_class(asked)
-        if not os.read(waits, len(NO_STOP)) and stop is not None:
-            if os.getppid() != watchdog:
+        order = os.read(waits, 1)
+        if order != NO_STOP and stop is not None:
+            if not order:  # the watchdog was killed: the kernel closes its end of the pipe before it kills the worker
+                signal.sigtimedwait([_DEATH], packets.STOP_HARDWARE_S)
                 time.sleep(SWEEP_S)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])

@@ -7,8 +7,7 @@ import os
 import sys
 from typing import Any
 
-from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
-from rlinf_actors.group.class_facts import check_robot_hooks
+from rlinf_actors.errors import ConfigError, ProtocolMismatchError, WorkerStartError
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.worker.worker import Worker
@@ -49,10 +48,6 @@ def load_class(
     cls = cls or given
     if not (isinstance(cls, type) and issubclass(cls, Worker)):
         raise WorkerStartError(f"{cls!r} is not a subclass of rlinf_actors.Worker")
-    try:
-        check_robot_hooks(cls)
-    except UsageError as error:
-        raise WorkerStartError(str(error)) from None
     return cls, args, kwargs, extras
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,11 +21,15 @@ from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, LogPump,
 from rlinf_actors.wire.template_protocol import (
     ROBOT_GONE_S,
     Fork,
+    Forked,
+    LeaseLost,
     NodeRegistered,
     Renew,
+    Renewed,
     WorkerPlace,
     WorkerUp,
     decode_to_worker,
+    encode,
 )
 from rlinf_actors.wire.values import Claim, Endpoint, WorkerSpec
 
@@ -234,33 +239,55 @@ def robot_worker():
     place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null", lease_until=102.0, lease_s=2.0)
     spec = WorkerSpec("w", "g", "ns", 0, 1, 0, {}, claims=(Claim("Arm:1", "Arm 1"),))
     worker = ForkedWorker(Fork(spec, place, {}), Cgroup(), {})
-    yield worker
-    worker.close()
+    with selectors.DefaultSelector() as selector:
+        sent = []
+        forked = ForkedWorkers(selector, sent.append)
+        forked.add(worker)
+
+        def says(*said):
+            for packet in said:
+                worker.theirs.send(encode(packet))
+            for key, mask in selector.select(0):
+                key.data(mask)
+            return sent
+
+        yield SimpleNamespace(forked=forked, due=worker.due, worker=worker, watchdog_says=says)
+        forked.close()
 
 
 def test_robot_worker_that_starts_keeps_its_lease_by_what_agentd_sends(robot_worker):
     assert robot_worker.due() == pytest.approx(101.6)
-    robot_worker.renew(Renew(102.5))
+    robot_worker.forked.renew(Renew(102.5))
     assert robot_worker.due() == pytest.approx(102.1)
 
 
 def test_robot_worker_that_runs_keeps_its_lease_by_what_its_watchdog_confirms(robot_worker):
-    robot_worker.inner = 1
-    robot_worker.renew(Renew(102.5))
+    robot_worker.watchdog_says(Forked("w", 1))
+    robot_worker.forked.renew(Renew(102.5))
     assert robot_worker.due() == pytest.approx(101.6)
-    robot_worker.lease.renew(102.5)
+    robot_worker.watchdog_says(Renewed("w", 102.5))
     assert robot_worker.due() == pytest.approx(102.1)
-    robot_worker.lease.renew(102.0)  # an older one
+    robot_worker.watchdog_says(Renewed("w", 102.0))  # an older one
     assert robot_worker.due() == pytest.approx(102.1)
-    robot_worker.continued = 102.5
+    robot_worker.worker.continued = 102.5
     assert robot_worker.due() == pytest.approx(102.3)  # when it is killed
 
 
 def test_watchdog_that_ends_its_worker_has_the_time_for_all_of_it_once(robot_worker):
-    robot_worker.lost_its_lease("told", 101.7)
-    robot_worker.lost_its_lease("told; and more", 103.0)
-    assert robot_worker.due() == pytest.approx(101.7 + ROBOT_GONE_S)
-    assert robot_worker.failure == "told; and more"
+    robot_worker.watchdog_says(LeaseLost("w", "told"))
+    due = robot_worker.due()
+    assert 0 < due - time.monotonic() <= ROBOT_GONE_S
+    sent = robot_worker.watchdog_says(LeaseLost("w", "told; and more"))
+    assert robot_worker.due() == due
+    assert robot_worker.worker.failure == "told; and more"
+    assert [packet for packet in sent if isinstance(packet, LeaseLost)] == [LeaseLost("w", "told")]
+
+
+def test_watchdog_whose_worker_has_ended_has_the_same_time_and_nobody_hears_of_a_lost_lease(robot_worker):
+    sent = robot_worker.watchdog_says(Forked("w", 1), LeaseLost("w", ""))
+    assert 0 < robot_worker.due() - time.monotonic() <= ROBOT_GONE_S
+    assert robot_worker.worker.failure == ""
+    assert not any(isinstance(packet, LeaseLost) for packet in sent)
 
 
 def test_worker_without_robots_has_no_deadline():

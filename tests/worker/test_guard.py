@@ -619,6 +619,23 @@ def test_the_child_of_a_worker_that_stands_still_is_stopped_and_the_hook_runs_la
         assert one.code() == LEASE_LOST
 
 
+def test_a_hook_that_stood_still_is_killed_if_it_goes_on_without_its_guard(tmp_path):
+    body = """
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        ctypes.PyDLL(None).usleep(10**9)
+    Env.on_lease_lost = stop
+    stream()
+    """
+    with worker(tmp_path, body) as one:
+        one.until_moving()
+        one.revoke()
+        time.sleep(template_protocol.ROBOT_END_S + 0.2)  # the time at which it would be killed has to pass
+        assert procfs.stat(one.pid).state == "T"
+        os.kill(one.pid, signal.SIGCONT)
+        assert one.code() == -signal.SIGKILL
+
+
 HOLDS_LOCK = "stops_outside()\n" + MOVING_CHILD + "move()\nctypes.PyDLL(None).usleep(10**9)\n"
 
 
@@ -778,6 +795,16 @@ except Unwound:
 )
 def test_the_hook_gets_a_lock_for_which_two_threads_take_turns(tmp_path, with_):
     with worker(tmp_path, TURNS.format(with_=with_)) as one:
+        one.until_moving("main", "thread")
+        one.revoke()
+        stopped_last(one.rest())
+
+
+def test_the_hook_gets_a_lock_that_it_wants_after_a_while(tmp_path):
+    """Not only one that it wants in the moment in which the guard first looks."""
+    taken = "    with with_:\n        os.write"
+    body = TURNS.format(with_="threading.Lock()").replace(taken, f"    time.sleep(0.4)\n{taken}")
+    with worker(tmp_path, body) as one:
         one.until_moving("main", "thread")
         one.revoke()
         stopped_last(one.rest())
