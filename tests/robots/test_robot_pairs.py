@@ -95,8 +95,8 @@ ACTS = [
     *(rows([how], WITH_HEAD) for how in list(HOWS)[:5]),
     rows(["crowd"], {ALONE: ("agentd",)}),
 ]
-"""The rows of an act happen together: those of a lab at the same time, the labs APART_S after each other if each has its
-own fault. Else the machine would be slow because hundreds of processes end at once.
+"""The rows of an act happen together: those of a lab at the same time, the labs APART_S after each other if each has
+a fault of its own. Else the machine would be slow because hundreds of processes end at once.
 """
 ROWS = [row for act in ACTS for row in act]
 ARMS = [len(MODES) * len(PAIRS), *[len(MODES) * 2] * ALONE]
