@@ -13,7 +13,6 @@ import gc
 import importlib
 import os
 import platform
-import random
 import re
 import resource
 import signal
@@ -308,10 +307,14 @@ def _restore_streams() -> None:
 
 
 def _reseed() -> None:
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
+    """Seed the generators that libraries made in the template, or all workers would draw the same numbers.
+
+    `random` does so itself, and torch makes the generators of accelerators when they are first used.
+    """
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
 
 
 class LibraryThreads:
