@@ -25,7 +25,7 @@ from virtual_time import VirtualLoop
 
 from rlinf_actors.testing import pytest_plugin
 
-LONG_SUITES = frozenset({"benchmarks", "chaos", "compat", "fuzz", "soak", "typing"})
+LONG_SUITES = frozenset({"benchmarks", "chaos", "fuzz", "soak", "typing"})
 """Directories whose tests are not quick, though most of them run in one process."""
 STDERR = pytest.StashKey[int]()
 
