@@ -9,8 +9,6 @@ import msgspec
 
 from rlinf_actors.channel.key_encoding import key_of
 from rlinf_actors.channel.results import ShownItem, UndeliverableItem, View
-from rlinf_actors.errors import ProtocolMismatchError
-from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
@@ -19,7 +17,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 def description(parts: AuthenticatedParts) -> View:
     """Decode a host's answer for `Channel.describe`: the keys, their waiting items, and how many are undeliverable."""
-    closed, rows, *dead = _unpack(parts[0])
+    closed, rows, dead = _unpack(parts[0])
     at, shown = 1, []
     for key, count, about in rows:
         items = []
@@ -30,24 +28,18 @@ def description(parts: AuthenticatedParts) -> View:
             items.append(ShownItem(payload.decode(parts.cut(at, at + number)), nbytes, weight, again))
             at += number
         shown.append((key_of(key), count, items))
-    return closed, shown, {key_of(key): count for key, count in (dead[0] if dead else ())}
+    return closed, shown, {key_of(key): count for key, count in dead}
 
 
 def undeliverable(
-    name: str, peer: Peer, key: bytes, parts: AuthenticatedParts, decode: Callable[[AuthenticatedParts], Any]
+    key: bytes, parts: AuthenticatedParts, decode: Callable[[AuthenticatedParts], Any]
 ) -> list[UndeliverableItem[Any]]:
     """Decode a host's answer to the request for the undeliverable items of a key.
 
     *decode* makes an item from the message parts of the item.
-
-    Raises:
-        ProtocolMismatchError: the host has protocol 6, which does not know undeliverable items.
     """
-    closed, about = _unpack(parts[0])[:2]
-    if closed is not None:
-        raise too_old(name, peer, "undeliverable()")
     at, found = 1, []
-    for count, deliveries, consumer, reason in about:
+    for count, deliveries, consumer, reason in _unpack(parts[0]):
         item = decode(parts.cut(at, at + count))
         found.append(UndeliverableItem(item, key_of(key), deliveries, consumer, reason))
         at += count
@@ -60,11 +52,3 @@ def decoded_or_error(parts: AuthenticatedParts) -> Any:
         return payload.decode(parts)
     except Exception as error:  # noqa: BLE001 - of the user's classes; the other items can be read
         return error
-
-
-def too_old(name: str, peer: Peer, what: str) -> ProtocolMismatchError:
-    """Return the error for *what*, which the host *peer* of channel *name* does not know."""
-    return ProtocolMismatchError(
-        f"{what} needs protocol 7, and the process that holds channel {name!r}, {peer.name} on {peer.node}, speaks an "
-        "older one: upgrade rlinf-actors there, and create the channel again. The channel's items are untouched"
-    )

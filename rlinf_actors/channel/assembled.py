@@ -38,7 +38,7 @@ class AssembledChannel:
     _name: str
     _namespace: str
     _made: Backend | None
-    _maxsize: int | None
+    _maxsize: int
     _distributed = False
     _channel_actors_by_rank: Mapping[int, Any] = {}
 

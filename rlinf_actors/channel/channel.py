@@ -53,9 +53,7 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
 
     DEFAULT_KEY = DEFAULT_KEY
 
-    def __init__(
-        self, name: str = "", namespace: str = "", backend: Backend | None = None, maxsize: int | None = None
-    ) -> None:
+    def __init__(self, name: str = "", namespace: str = "", backend: Backend | None = None, maxsize: int = 0) -> None:
         self._name = name
         self._namespace = namespace  # "" for a local channel
         self._made = backend
@@ -178,15 +176,7 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
 
     @property
     def maxsize(self) -> int:
-        """Most items that wait under each key; 0 for no limit.
-
-        Blocks on a handle that a process of protocol 6 sent, until its channel is found.
-        """
-        if self._maxsize is None:
-            backend = self._backend  # sets _maxsize if the channel is found
-            if isinstance(backend, ConnectingChannel):
-                self._maxsize = backend.search.wait()
-        assert self._maxsize is not None
+        """Most items that wait under each key; 0 for no limit."""
         return self._maxsize
 
     # --- putting ---
@@ -365,7 +355,6 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
         The beginning of the block raises:
             CallTimeoutError: (a TimeoutError) the time is up, and no item was taken.
             ItemNotProcessedError: the item at the head became undeliverable. The next take gets the next item.
-            ProtocolMismatchError: the channel's host has protocol 6.
 
         The end of the block raises:
             ConnectionLostError: the release was not confirmed, so the item may be processed again.
@@ -408,8 +397,7 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
     def __reduce__(self) -> Any:
         if isinstance(self._made, LocalChannel):
             return _arrived_local, self._made.identity
-        state = {"_maxsize": self._maxsize}  # not an argument: _arrived() of protocol 6 does not take it
-        return _arrived, (self._name, self._namespace), state
+        return _arrived, (self._name, self._namespace, self._maxsize)
 
     @property
     def _backend(self) -> Backend:
@@ -424,7 +412,6 @@ class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
         with self._lock:
             made = self._made
             if isinstance(made, ConnectingChannel) and made.found is not None:
-                self._maxsize = made.maxsize
                 made = self._made = made.found
             elif made is None or (isinstance(made, ConnectingChannel) and made.search.done()):  # a search that failed
                 made = self._made = ConnectingChannel(self._name, self._namespace)
@@ -481,8 +468,8 @@ def create_channel(
     return AsyncWork.of(here.runtime.io, created(), what)
 
 
-def _arrived(name: str, namespace: str) -> Channel[Any]:  # its name is in pickles
-    return Channel(name, namespace, None)
+def _arrived(name: str, namespace: str, maxsize: int) -> Channel[Any]:  # its name is in pickles
+    return Channel(name, namespace, None, maxsize)
 
 
 def _arrived_local(name: str, maxsize: int, max_deliveries: int, id: str) -> Channel[Any]:

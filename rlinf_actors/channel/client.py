@@ -225,7 +225,7 @@ class RemoteChannel(RequestMaker):
                 {key: count for _, _, dead in answers for key, count in dead.items()},
             )
 
-        queries = self._ask_all(lambda id: frames.ChannelShow(id, what), lambda peer, parts: description(parts))
+        queries = self._ask_all(lambda id: frames.ChannelShow(id, what), description)
         return JoinedWork(f"a look at channel {self._name!r}", queries, merge)
 
     def close(self) -> AsyncWork[None]:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from rlinf_actors.channel.client import DeferredQuery, RemoteChannel, RequestBuffer, end_of_channel, remote_channel
-from rlinf_actors.channel.queue_commands import MAX_DELIVERIES
 from rlinf_actors.channel.requests import Request, RequestMaker
 from rlinf_actors.channel.results import View
 from rlinf_actors.cluster.cluster import Cluster
@@ -89,7 +88,7 @@ async def make(
     cluster = Cluster.current() if here.job is None else await Cluster.connect()
     nodes = list(range(cluster.num_nodes)) if node_rank is None else [node_rank]
     detail = json.dumps({"maxsize": maxsize, "distributed": node_rank is None})
-    args = host_arguments(maxsize, max_deliveries)
+    args = (maxsize, Settings.load().channel_bytes, max_deliveries)
     try:
         group = await launch_service(cluster, CHANNEL_GROUPS + name, HOST, args, nodes, detail, show_logs, detached)
     except NameInUseError:
@@ -108,12 +107,6 @@ def check_name(name: Any) -> None:
     """Raise UsageError if *name* cannot be the name of a channel."""
     if wrong := wrong_name(name, "a channel"):
         raise UsageError(wrong)
-
-
-def host_arguments(maxsize: int, max_deliveries: int = MAX_DELIVERIES) -> tuple[int, ...]:
-    """Return the arguments of ChannelHost's constructor; a host of protocol 6 takes the first two only."""
-    args = (maxsize, Settings.load().channel_bytes)
-    return args if max_deliveries == MAX_DELIVERIES else (*args, max_deliveries)
 
 
 async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
@@ -155,8 +148,7 @@ class ConnectingChannel(RequestMaker):
 
     Attributes:
         found: the channel; None until it is found.
-        maxsize: maxsize of the channel, valid once `found` is set.
-        search: AsyncWork whose result is the maxsize. If the search fails, every kept request fails with its error.
+        search: the search for the channel. If it fails, every kept request fails with its error.
 
     Raises:
         UsageError: the channel belongs to another job, or this process belongs to none.
@@ -170,9 +162,10 @@ class ConnectingChannel(RequestMaker):
             )
         super().__init__(here.runtime.io, name, here.name)
         self.found: RemoteChannel | None = None
-        self.maxsize = 0
         self._buffer = RequestBuffer()
-        self.search: AsyncWork[int] = AsyncWork.of(here.runtime.io, self._find(here), f"connecting to channel {name!r}")
+        self.search: AsyncWork[None] = AsyncWork.of(
+            here.runtime.io, self._find(here), f"connecting to channel {name!r}"
+        )
         self.search._on_done(self._search_done)
 
     @property
@@ -180,17 +173,16 @@ class ConnectingChannel(RequestMaker):
         """True if a host process is not running yet. False while the channel is not found."""
         return self.found is not None and self.found.starting
 
-    async def _find(self, here: JobMember) -> int:
+    async def _find(self, here: JobMember) -> None:
         try:
-            channel, maxsize = await find(here, self._name)
+            channel, _ = await find(here, self._name)
         except GroupNotFoundError as error:
             raise await _ended_before(here.runtime, self._name) from error
 
         def found() -> None:
-            self.maxsize, self.found = maxsize, channel
+            self.found = channel
 
         self._buffer.flush(lambda request: _send(channel, request), found)
-        return maxsize
 
     def _search_done(self) -> None:
         error = self.search.error

@@ -30,7 +30,7 @@ class ChannelViews(Generic[T]):
     _name: str
     _namespace: str
 
-    _maxsize: int | None
+    _maxsize: int
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks. The host is asked for the numbers of items, and has SHOWN_S to answer."""
@@ -49,8 +49,8 @@ class ChannelViews(Generic[T]):
             under = f" under {len(keys)} keys" if len(keys) > 1 else ""
             items = f"{sum(count for _, count, _ in keys)}{under}{' (closed)' if closed else ''}"
             lost = sum(dead.values())
-        size = "not known yet" if self._maxsize is None else self._maxsize or "no limit"
-        rows = [("job", self._namespace or "none: the items are in this process"), ("maxsize", size), ("items", items)]
+        job, size = self._namespace or "none: the items are in this process", self._maxsize or "no limit"
+        rows = [("job", job), ("maxsize", size), ("items", items)]
         return html_table(repr(self)[1:-1], (), [*rows, *([("undeliverable", lost)] if lost else [])])
 
     @property
@@ -143,9 +143,6 @@ class ChannelViews(Generic[T]):
             drain: True to remove the returned items from the channel. To retry an item, put it again. If an item cannot
                 be unpickled in this process, that error is raised and all items stay.
             async_op: return at once an AsyncWork whose result is the list.
-
-        Raises:
-            ProtocolMismatchError: the channel's host has protocol 6.
         """
         work = self._backend.undeliverable(key, drain)
         return work if async_op else work.wait()

@@ -104,7 +104,6 @@ class Put(AsyncWork[None], Withdrawable):
         """Complete several puts into one channel, which the host has accepted. Any thread."""
         puts = [put for put, _ in answered]
         first = puts[0]
-        first.sender.many = True
         assert first.channel is not None
         for put in puts:
             put.parts = ()  # before the caller goes on, and may change them

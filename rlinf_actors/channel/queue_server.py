@@ -97,8 +97,7 @@ class QueueServer:
             frames.ChannelPuts: self._puts,
             frames.ChannelGets: self._gets,
         }
-        self._many: set[bytes] = set()  # links that read one answer to several requests
-        self._accepted: dict[bytes, list[int]] = {}  # such answers, until `_answer_together`
+        self._accepted: dict[bytes, list[int]] = {}  # answers to puts, until `_answer_together`
         self._delivering: dict[bytes, tuple[list[int], list[Buffer]]] = {}
         self._due = False
 
@@ -118,20 +117,16 @@ class QueueServer:
         requests that it had sent on that connection.
         """
         owner = self._owners.pop(peer, None)
-        self._many.discard(peer)
         if owner is not None:
             self._run(self._queue.owner_gone(owner, LINK_LOST))
 
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
         if (active := recorder.active) is not None:
             flows.note(active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, frame.id))
-        if frame.many:
-            self._many.add(peer)
         item = self._item(peer, frame.weight, parts)
         self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, item, frame.nowait))
 
     def _puts(self, owner: str, peer: bytes, frame: frames.ChannelPuts, parts: list[Buffer]) -> None:
-        self._many.add(peer)
         ids, weights = frame.ids, frame.weights
         if not len(ids) == len(parts) == (len(weights) or len(ids)):
             log.warning("dropped %d puts of %s, which came with %d parts", len(ids), owner, len(parts))
@@ -151,12 +146,9 @@ class QueueServer:
         if frame.taker:
             self._run(self._queue.take(ticket, frame.key, printable(frame.taker, NAME_CHARS)))
         else:
-            if frame.many:
-                self._many.add(peer)
             self._run(self._queue.get(ticket, frame.key, frame.nowait))
 
     def _gets(self, owner: str, peer: bytes, frame: frames.ChannelGets, _parts: list[Buffer]) -> None:
-        self._many.add(peer)
         self._run(self._queue.get_all(owner, peer, frame.ids, frame.key))
 
     def _batch(self, owner: str, peer: bytes, frame: frames.ChannelBatch, _parts: list[Buffer]) -> None:
@@ -212,21 +204,17 @@ class QueueServer:
     def _gone(self, owner: str) -> None:
         self._watched.discard(owner)
         self._owners = {peer: name for peer, name in self._owners.items() if name != owner}
-        self._many.intersection_update(self._owners)
         self._run(self._queue.owner_gone(owner, ENDED))
         if self._queue.drained:
             self._on_drained()
 
     def _run(self, commands: Sequence[AnyCommand]) -> None:
-        """Carry out the commands of one request. Answers of a kind that a link reads together wait for others."""
+        """Carry out the commands of one request. Answers that share a frame wait for others."""
         accepted = self._accepted
         for command in commands:
             if isinstance(command, AcceptPut):
                 _, peer, id = command.ticket
-                if peer in self._many:
-                    accepted.setdefault(peer, []).append(id)
-                else:
-                    self._send(peer, frames.Ok(id), ())
+                accepted.setdefault(peer, []).append(id)
             elif isinstance(command, AcceptPuts):
                 accepted.setdefault(command.peer, []).extend(command.ids)
             elif isinstance(command, DeliverEach):
@@ -258,7 +246,7 @@ class QueueServer:
         parts: list[Buffer] = []
         for ticket, item in zip(*command, strict=True):
             _, peer, id = ticket
-            if not plain or item.again or len(item.value) != 1 or peer not in self._many:
+            if not plain or item.again or len(item.value) != 1:
                 self._deliver(DeliverItems(ticket, (item,)))
                 continue
             if peer != link:
@@ -273,7 +261,7 @@ class QueueServer:
             flows.note(active, "item delivered", flows.CHANNEL, goes=goes)
         if self._emulated is not None:
             self._emulated.carried_for(ticket.peer, [(item.origin, item.nbytes) for item in items])
-        elif not kind and ticket.peer in self._many and len(items[0].value) == 1 and not items[0].again:
+        elif not kind and len(items[0].value) == 1 and not items[0].again:
             ids, values = self._delivering.setdefault(ticket.peer, ([], []))
             ids.append(ticket.id)
             values.append(items[0].value[0])
@@ -292,7 +280,7 @@ class QueueServer:
         if frame.what in ("list", "drain"):
             items = self._queue.undeliverable(frame.key)
             values = [part for item in items for part in item.value]
-            self._send(peer, frames.Ok(frame.id), [_pack((None, _undeliverable(items))), *values], alone=False)
+            self._send(peer, frames.Ok(frame.id), [_pack(_undeliverable(items)), *values], alone=False)
             return
         rows = []
         parts: list[Buffer] = []
@@ -304,10 +292,8 @@ class QueueServer:
                 about.append((len(item.value) if whole else -1, item.nbytes - ITEM_BYTES, item.weight, item.again))
                 parts += item.value if whole else ()
             rows.append((key, len(waiting), about))
-        answer: tuple[Any, ...] = (self._queue.closed, rows)
-        if frame.what in ("counts", "sizes"):
-            dead = [(key, len(self._queue.undeliverable(key))) for key in self._queue.in_use()]
-            answer = (*answer, [(key, count) for key, count in dead if count])
+        dead = [(key, len(self._queue.undeliverable(key))) for key in self._queue.in_use()]
+        answer = self._queue.closed, rows, [(key, count) for key, count in dead if count]
         self._send(peer, frames.Ok(frame.id), [_pack(answer), *parts])
 
 
@@ -318,7 +304,7 @@ def _size(part: Buffer) -> int:
 def _described(command: DeliverItems) -> Any:
     """Return the first part of the message that delivers items: for each item its number of parts and its state."""
     if command.kind == "drain":
-        return None, _undeliverable(command.items)
+        return _undeliverable(command.items)
     if command.kind == "take":
         return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]
     return [(len(item.value), item.weight, item.again) for item in command.items]

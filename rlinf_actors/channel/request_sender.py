@@ -43,14 +43,11 @@ class RequestSender:
             other: a put is sent with the window locked, and a send that fails ends puts.
 
     Attributes:
-        many: True once the host has answered several requests in one frame. It reads several in one frame then, or if
-            `Lending.newer` says so.
         arrived: numbers of gets whose items have come in frames of many, and that user code has not taken yet.
     """
 
     def __init__(self, peer: Peer, soon: Callable[..., object], lock: threading.RLock) -> None:
         self.peer = peer
-        self.many = False
         self.arrived: set[int] = set()
         self._soon = soon
         self._lock = lock
@@ -75,7 +72,7 @@ class RequestSender:
             size = memoryview(part).nbytes
             counts[1] -= size if size >= SHARED_FROM else 0
         if put.nowait or len(parts) != 1 or put.nbytes >= BIG:
-            frame = frames.ChannelPut(put.call, put.key, put.weight, put.nowait, True)
+            frame = frames.ChannelPut(put.call, put.key, put.weight, put.nowait)
             # the copy of a large item takes longer than the system call, and than to wake the I/O thread
             self.send(frame, parts, now=alone or put.nbytes >= SHARED_FROM, give=True)
         else:
@@ -147,18 +144,16 @@ class RequestSender:
         if not run:
             return
         send = self.peer.send
-        many = len(run) > 1 and (self.many or self.peer.lending.newer)
         first = run[0]
-        if len(first) == 2:
-            if many:
-                send(frames.ChannelGets([call for _, call in run], first[0]))
-                return
-            for key, call in run:
-                send(frames.ChannelGet(call, key, False, "", True), now=now)
-        elif many:
+        if len(run) == 1:
+            if len(first) == 2:
+                send(frames.ChannelGet(first[1], first[0], False), now=now)
+            else:
+                key, call, weight, part = first
+                send(frames.ChannelPut(call, key, weight, False), (part,), now=now)
+        elif len(first) == 2:
+            send(frames.ChannelGets([call for _, call in run], first[0]))
+        else:
             weights = [weight for _, _, weight, _ in run]
             frame = frames.ChannelPuts([call for _, call, _, _ in run], first[0], weights if any(weights) else [])
             send(frame, [part for _, _, _, part in run])
-        else:
-            for key, call, weight, part in run:
-                send(frames.ChannelPut(call, key, weight, False, True), (part,), now=now)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import msgspec
 
-from rlinf_actors.channel.answers import decoded_or_error, too_old, undeliverable
+from rlinf_actors.channel.answers import decoded_or_error, undeliverable
 from rlinf_actors.channel.key_encoding import key_bytes
 from rlinf_actors.channel.put_window import Put
 from rlinf_actors.channel.queue_commands import ERROR_CHARS
@@ -118,21 +118,16 @@ class GetBatch(Get):
 
 class RemoteTake(Get, PendingTake[Any]):
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
-        about = _unpack(arrived[0])[0]
-        if len(about) < 4:
-            raise too_old(self.name, self.peer, "take()")
-        self.deliveries = about[3]
-        return payload.decode(arrived.cut(1)), about[2]
+        _, _, again, self.deliveries = _unpack(arrived[0])[0]
+        return payload.decode(arrived.cut(1)), again
 
     def _acknowledge(self, arrived: AuthenticatedParts) -> None:
         """Do nothing when user code receives the item: `release` acknowledges it at the end of the user's block."""
 
     def _decode_failed(self, error: BaseException) -> None:
-        if self.deliveries:  # counted as a failure, so that an item that no consumer can read does not come for ever
-            why = "".join(traceback.format_exception_only(type(error), error)).strip()
-            self.fail(f"it could not be read: {why}")
-        else:
-            self._give_back(False)
+        # counted as a failure, so that an item that no consumer can read does not come for ever
+        why = "".join(traceback.format_exception_only(type(error), error)).strip()
+        self.fail(f"it could not be read: {why}")
 
     def release(self) -> AsyncWork[None]:
         what = f"the release of an item of channel {self.name!r}"
@@ -153,7 +148,7 @@ class DrainUndeliverable(Get):
     """A request to remove the undeliverable items of a key from the channel and return them."""
 
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
-        return undeliverable(self.name, self.peer, self.key, arrived, payload.decode), False
+        return undeliverable(self.key, arrived, payload.decode), False
 
 
 class PendingAnswer(weakref.ref[Get]):
@@ -192,7 +187,6 @@ class PendingAnswer(weakref.ref[Get]):
         if not gets:
             return
         sender = gets[0].sender
-        sender.many = True
         sender.arrived.update([get.call for get in gets])  # first: the threads that wait may take the items at once
         finish_all(gets, items)
         for get in gets:
@@ -206,10 +200,9 @@ class PendingAnswer(weakref.ref[Get]):
 
 
 class Query(AsyncWork[Any]):
-    """A question to one host that changes no item. *decode* makes the result from the host's Peer and the answer."""
+    """A question to one host that changes no item. *decode* makes the result from the answer."""
 
     channel: RemoteChannel
-    peer: Peer
     anywhere = True
     _lazy = True
 
@@ -224,8 +217,8 @@ class Query(AsyncWork[Any]):
         self._decode = decode
 
     def begin(self, channel: RemoteChannel, sender: RequestSender) -> None:
-        self.channel, self.peer = channel, sender.peer
-        self.call = self.peer.open(self)
+        self.channel = channel
+        self.call = sender.peer.open(self)
         if not self.done():
             sender.send(self.frame(self.call), now=True)  # behind acknowledgements: what user code has does not wait
 
@@ -241,7 +234,7 @@ class Query(AsyncWork[Any]):
         self.reject(self.channel.gone(error))
 
     def _make_result(self, value: AuthenticatedParts) -> Any:
-        return _unpack(value[0]) if self._decode is None else self._decode(self.peer, value)
+        return _unpack(value[0]) if self._decode is None else self._decode(value)
 
 
 class _Release(Query):
@@ -321,7 +314,7 @@ class RequestMaker:
         return self._query(
             where,
             lambda id: frames.ChannelShow(id, "list", where),
-            lambda peer, parts: undeliverable(self._name, peer, where, parts, decoded_or_error),
+            lambda parts: undeliverable(where, parts, decoded_or_error),
         )
 
     def _start(self, request: R, timeout: float | None) -> R:

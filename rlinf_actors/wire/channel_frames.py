@@ -12,39 +12,33 @@ from rlinf_actors.wire.protocol import Number
 class ChannelPut(Frame, frozen=True, tag=40):
     """Append the item that follows this header to the queue of `key`.
 
-    Answered by Ok once the channel has the item, or by Raised(kind: full, closed, cancelled). `weight` is the item's
-    weight, by which ChannelBatch counts. `nowait`: True to answer with "full" instead of waiting for room. `many`: True
-    if the sender reads ChannelAccepted, with which the host then answers instead of Ok.
+    Answered by ChannelAccepted once the channel has the item, or by Raised(kind: full, closed, cancelled). `weight` is
+    the item's weight, by which ChannelBatch counts. `nowait`: True to answer with "full" instead of waiting for room.
     """
 
     id: int
     key: QueueKey
     weight: Union[int, Number]
     nowait: bool
-    many: bool = False
 
 
 class ChannelGet(Frame, frozen=True, tag=41):
-    """Remove the first item of a key. Answered by Ok, or by Raised(kind: empty, closed, cancelled).
+    """Remove the first item of a key. Answered by ChannelItems or Ok, or by Raised(kind: empty, closed, cancelled).
 
     Ok is followed by a list with one entry, then by the item's parts. The entry is (number of parts, weight of the
     item, True if a consumer may have received the item before). `nowait`: True to answer with "empty" instead of
     waiting for an item.
 
     If `taker` (the consumer's name, for people) is set, the request is a take: the host keeps the item as "in
-    processing" until a ChannelRelease names this request. The entry then also contains the number of this delivery; a
-    host of protocol 6 does not know takes and omits the number. A take may also be answered by Raised(kind:
-    undeliverable), followed by the number of deliveries, the last consumer, and the reason for which its delivery
-    failed.
-
-    `many`: True if the sender reads ChannelItems, with which the host may then answer a get instead of Ok.
+    processing" until a ChannelRelease names this request. The entry then also contains the number of this delivery. A
+    take may also be answered by Raised(kind: undeliverable), followed by the number of deliveries, the last consumer,
+    and the reason for which its delivery failed.
     """
 
     id: int
     key: QueueKey
     nowait: bool
     taker: Name = ""
-    many: bool = False
 
 
 class ChannelBatch(Frame, frozen=True, tag=42):
@@ -85,16 +79,15 @@ class ChannelLook(Frame, frozen=True, tag=45):
 
 
 class ChannelShow(Frame, frozen=True, tag=46):
-    """Ask for the waiting items, to show them. Answered by Ok with [closed, a row for each key]; small items follow.
+    """Ask for the items of a channel, to show them. `what` is "counts", "sizes", "list" or "drain".
 
-    Since protocol 7 `what` can be "counts", "sizes", "list" or "drain"; a host of protocol 6 ignores it. "counts" adds
-    the number of undeliverable items of each key to the answer; "sizes" adds it too, and leaves out the items. "list"
-    and "drain" return the undeliverable items of `key`, after [None, descriptions of the items]; "drain" also removes
-    the items, and is acknowledged like a get.
+    "counts" is answered by Ok with [closed, a row for each key, the number of undeliverable items of each key that has
+    some]; small items that wait follow. "sizes" leaves out the items. "list" and "drain" return the undeliverable items
+    of `key`, after descriptions of the items; "drain" also removes the items, and is acknowledged like a get.
     """
 
     id: int
-    what: Name = ""
+    what: Name
     key: QueueKey = b""
 
 
@@ -116,7 +109,7 @@ class ChannelWhere(Frame, frozen=True, tag=48):
 
 
 class ChannelRelease(Frame, frozen=True, tag=49):
-    """End the take `take` (the id of its ChannelGet). Sent only to hosts that have answered a take. Since protocol 7.
+    """End the take `take` (the id of its ChannelGet).
 
     `error` says why the item was not processed, None if it was. Answered by Ok, or by Raised(kind: gone) if the host no
     longer waits for this release; not answered if `id` is 0.
@@ -128,7 +121,7 @@ class ChannelRelease(Frame, frozen=True, tag=49):
 
 
 class ChannelPuts(Frame, frozen=True, tag=50):
-    """Several ChannelPuts of one key, of items of one part each. Sent only to hosts that have sent ChannelAccepted.
+    """Several ChannelPuts of one key, of items of one part each.
 
     Part n is the item of put `ids[n]`, whose weight is `weights[n]`, or 0 if `weights` is empty.
     """
@@ -139,20 +132,20 @@ class ChannelPuts(Frame, frozen=True, tag=50):
 
 
 class ChannelGets(Frame, frozen=True, tag=51):
-    """Several ChannelGets of one key. Sent only to hosts that have sent ChannelItems or ChannelAccepted."""
+    """Several ChannelGets of one key."""
 
     ids: Ids[int]
     key: QueueKey
 
 
 class ChannelAccepted(Frame, frozen=True, tag=52):
-    """Reply to the puts `ids`: the channel has their items. Sent to processes that set `many`."""
+    """Reply to the puts `ids`: the channel has their items."""
 
     ids: Ids[int]
 
 
 class ChannelItems(Frame, frozen=True, tag=53):
-    """Reply to the gets `ids`: part n is the item for get `ids[n]`. Sent to processes that set `many`.
+    """Reply to the gets `ids`: part n is the item for get `ids[n]`.
 
     No consumer has received these items before, and each has one part. All other items are sent by Ok.
     """

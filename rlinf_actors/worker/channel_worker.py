@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from rlinf_actors.channel.connecting import HOST, check_name, host_arguments
+from rlinf_actors.channel.connecting import HOST, check_name
+from rlinf_actors.channel.queue_commands import MAX_DELIVERIES
 from rlinf_actors.cluster.service import launch_service
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.class_facts import facts_of
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.placement.strategies import NodePlacementStrategy
+from rlinf_actors.settings import Settings
 from rlinf_actors.wire.values import CHANNEL_GROUPS
 from rlinf_actors.worker.channelhost import ChannelHost
 
@@ -78,7 +80,7 @@ class ChannelLauncher:
             cluster,
             CHANNEL_GROUPS + name,
             HOST,
-            host_arguments(self._maxsize),
+            (self._maxsize, Settings.load().channel_bytes, MAX_DELIVERIES),
             nodes,
             detail,
             show_logs=not disable_distributed_log,

@@ -9,7 +9,6 @@ import threading
 import typing
 
 from rlinf_actors.channel.queue import ChannelQueue
-from rlinf_actors.channel.queue_commands import MAX_DELIVERIES
 from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import RlinfActorsError
@@ -37,11 +36,10 @@ class ChannelHost(Worker):
     Args:
         maxsize: most items that wait under each key, 0 for no limit.
         max_bytes: most bytes of the items of all keys together, 0 for no limit.
-        max_deliveries: most deliveries of an item. The creator of the channel passes this argument only if it differs
-            from the default, because a host of protocol 6 does not accept it.
+        max_deliveries: most deliveries of an item.
     """
 
-    def __init__(self, maxsize: int, max_bytes: int, max_deliveries: int = MAX_DELIVERIES) -> None:
+    def __init__(self, maxsize: int, max_bytes: int, max_deliveries: int) -> None:
         super().__init__()
         job, context = worker_job(), self._context
         assert job is not None

@@ -62,7 +62,6 @@ async def test_requests_are_kept_in_order_until_the_channel_is_found(here):
     assert await take == 1
     assert "[1, 2]" in await shown  # the task of the take began later
     assert here.searches == 1
-    assert here.channel.maxsize == 7
     assert type(here.channel._backend) is RemoteChannel
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-import types
 
 import pytest
 
@@ -101,8 +100,8 @@ def test_host_makes_few_python_calls_for_an_item_of_a_frame(maxsize):
         sent.append((peer, frame))
 
     host = QueueServer(ChannelQueue(maxsize), send, lambda name, gone: None)
-    host.handle(A, frames.ChannelPut(1, b"k", 0, False, True), [b"M"])
-    host.handle(B, frames.ChannelGet(1, b"k", False, "", True), [])
+    host.handle(A, frames.ChannelPut(1, b"k", 0, False), [b"M"])
+    host.handle(B, frames.ChannelGet(1, b"k", False), [])
     host.handle(B, frames.ChannelAck([1]), [])
     calls = 0
 
@@ -128,9 +127,8 @@ def test_host_makes_few_python_calls_for_an_item_of_a_frame(maxsize):
 class Host:
     """The Peer of a host with an answer to come. `sent` has each frame, and True if its thread sent it at once."""
 
-    def __init__(self, newer: bool = True) -> None:
+    def __init__(self) -> None:
         self.pending = {1: object()}
-        self.lending = types.SimpleNamespace(newer=newer)
         self.sent: list[tuple[frames.AnyFrame, bool]] = []
 
     def open(self, pending) -> int:
@@ -148,16 +146,12 @@ def test_large_put_is_sent_by_its_own_thread_though_others_are_under_way(size, a
     assert [(type(frame), now) for frame, now in host.sent] == [(frames.ChannelPut, at_once)]
 
 
-@pytest.mark.parametrize("newer", [True, False])
-def test_first_requests_of_a_process_share_a_frame_if_the_host_is_known_to_read_it(newer):
-    host = Host(newer)
+def test_requests_of_one_key_share_a_frame():
+    host = Host()
     sender = RequestSender(host, lambda flush: None, threading.RLock())
     for id in range(3):
         sender.add((b"k", id), False)
     for id in range(3, 6):
         sender.add((b"k", id, 0, b"M"), False)
     sender.flush()
-    shared = [frames.ChannelGets, frames.ChannelPuts]
-    assert [type(frame) for frame, _ in host.sent] == (
-        shared if newer else [frames.ChannelGet] * 3 + [frames.ChannelPut] * 3
-    )
+    assert [type(frame) for frame, _ in host.sent] == [frames.ChannelGets, frames.ChannelPuts]

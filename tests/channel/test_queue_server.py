@@ -34,8 +34,9 @@ def test_an_item_is_in_the_hosts_memory_before_its_put_is_acknowledged():
     kit = Kit()
     theirs = bytearray(b"x" * 100)
     kit.host.handle(A, frames.ChannelPut(1, b"k", 0, False), [b"P", memoryview(theirs)])
+    kit.later.pop()()
     [(peer, frame, _, _)] = kit.sent
-    assert (peer, frame) == (A, frames.Ok(1))
+    assert (peer, frame) == (A, frames.ChannelAccepted([1]))
     theirs[:] = b"y" * 100
     kit.host.handle(B, frames.ChannelGet(2, b"k", False), [])
     _, frame, parts, alone = kit.sent[1]
@@ -47,10 +48,10 @@ def test_an_item_is_in_the_hosts_memory_before_its_put_is_acknowledged():
 def test_requests_that_arrive_together_share_answers():
     kit = Kit()
     for n in range(3):
-        kit.host.handle(A, frames.ChannelPut(n, b"k", 0, False, True), [b"M%d" % n])
-    kit.host.handle(A2, frames.ChannelPut(9, b"k", 0, False, True), [b"M9"])
+        kit.host.handle(A, frames.ChannelPut(n, b"k", 0, False), [b"M%d" % n])
+    kit.host.handle(A2, frames.ChannelPut(9, b"k", 0, False), [b"M9"])
     for n in range(4):
-        kit.host.handle(B, frames.ChannelGet(n, b"k", False, "", True), [])
+        kit.host.handle(B, frames.ChannelGet(n, b"k", False), [])
     assert not kit.sent
     [answer] = kit.later
     answer()
@@ -59,7 +60,7 @@ def test_requests_that_arrive_together_share_answers():
         (A2, frames.ChannelAccepted([9])),
         (B, frames.ChannelItems([0, 1, 2, 3])),
     ]
-    kit.host.handle(A, frames.ChannelPut(10, b"k", 0, False, True), [b"M"])
+    kit.host.handle(A, frames.ChannelPut(10, b"k", 0, False), [b"M"])
     assert len(kit.later) == 2
 
 

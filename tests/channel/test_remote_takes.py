@@ -17,13 +17,11 @@ from rlinf_actors import (
     ChannelClosedError,
     ConnectionLostError,
     ItemNotProcessedError,
-    ProtocolMismatchError,
     UsageError,
 )
 from rlinf_actors.channel import queue_server
 from rlinf_actors.channel.key_encoding import key_bytes
 from rlinf_actors.channel.queue_commands import ERROR_CHARS
-from rlinf_actors.wire import frames
 
 
 class Local:
@@ -300,31 +298,6 @@ async def test_takes_of_a_closed_channel_wait_for_items_that_are_out():
     with pytest.raises(ChannelClosedError):
         await user.take().__aenter__()
     assert world.drained
-
-
-async def test_a_host_of_the_previous_protocol_refuses_takes_and_keeps_its_items(monkeypatch):
-    world = World()
-    user = world.user("a")
-    decode = frames.decode
-
-    def older(data):
-        frame = decode(data)
-        if isinstance(frame, frames.ChannelPut):
-            return frames.ChannelPut(frame.id, frame.key, frame.weight, frame.nowait)
-        if isinstance(frame, frames.ChannelGet):
-            return frames.ChannelGet(frame.id, frame.key, frame.nowait)
-        return frames.ChannelShow(frame.id) if isinstance(frame, frames.ChannelShow) else frame
-
-    monkeypatch.setattr(frames, "decode", older)
-    await user.put("x")
-    with pytest.raises(ProtocolMismatchError, match=r"take\(\) needs protocol 7.*channel@q:0 on node"):
-        await user.take().__aenter__()
-    for drain in (False, True):
-        with pytest.raises(ProtocolMismatchError, match=r"undeliverable\(\) needs protocol 7"):
-            await user.channel.undeliverable("k", drain)
-    work = user.get()
-    assert await work == "x"
-    assert not work.redelivered
 
 
 def test_a_blocking_take_of_a_local_channel():
