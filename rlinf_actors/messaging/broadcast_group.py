@@ -240,8 +240,8 @@ def problem(endpoint: TransferEndpoint, devices: Devices, device: Any, others: S
     places = {(endpoint.host, ours.parent or devices.uuid(index))}
     for facts in others:
         theirs = routes.Ccl(facts.ccl_version, facts.model, facts.parent)
-        if not facts.groups or facts.accelerator != devices.accelerator.value or devices.ccl not in facts.backends:
-            return "a member has other accelerators, or is of an older version"
+        if facts.accelerator != devices.accelerator.value or devices.ccl not in facts.backends:
+            return "a member has other accelerators"
         if not facts.devices:
             return "a member has no accelerator of its own"
         found = routes.ccl_problem(ours, theirs, facts.host == endpoint.host)

@@ -106,6 +106,7 @@ class Messenger:
         self._reply = reply
         self._window = window
         self.endpoint = endpoint
+        self._cpu_by_lane = endpoint.overrides.get(CPU) == LANE
         self._lock = threading.Lock()
         self._mailbox = Mailbox()
         self._credit = CreditAccumulator()
@@ -149,7 +150,7 @@ class Messenger:
         plain = payload.encode_plain(value) if alone else None
         if plain is not None:
             parts, borrowed = plain, False
-        elif alone and box is not None and box.peer.lending.newer and (array := arrays.encode(value)) is not None:
+        elif alone and not self._cpu_by_lane and (array := arrays.encode(value)) is not None:
             parts, borrowed = contents.copy_small(array)
         else:
             contents.check_contiguous(value)
@@ -199,7 +200,7 @@ class Messenger:
             self._receivers[to.root_group_name, to.rank] = box, remote
 
     def detached_tensors(self) -> DetachedTensors:
-        return DetachedTensors(self.endpoint.overrides.get(CPU) == LANE)
+        return DetachedTensors(self._cpu_by_lane)
 
     def post(self, peer: Peer, message: OutgoingMessage) -> None:
         """Send a message to the worker *peer*, after all messages posted to it before."""

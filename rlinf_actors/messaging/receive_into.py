@@ -117,8 +117,7 @@ class ReceiveInto(PendingReceive):
     def give(self, parts: Sequence[Buffer], size: int) -> GivenMemory | None:
         """Return the target's memory for a tensor of *size* bytes that begins to arrive, None if it does not fit.
 
-        *parts* are those of the message; the last one is missing. Loop thread: pickling a plain tensor runs no code of
-        the user.
+        *parts* are those of the message; the last one is missing. Loop thread.
         """
         target = self._target
         with self._giving:
@@ -129,9 +128,7 @@ class ReceiveInto(PendingReceive):
             array = arrays.encode(target)
             if array is None or len(parts) != 2 or memoryview(array[1]).nbytes != size:
                 return None
-            # the same first part means the same shape and dtype; it is pickled for a receiver that may be older
-            head = bytes(parts[0])
-            if head != bytes(array[0]) and head != bytes(payload.encode(target, "object", copy=None)[0]):
+            if bytes(parts[0]) != bytes(array[0]):  # another shape or dtype, or pickled
                 return None
             memory = memoryview(array[1])
             self.given = GivenMemory(memory)

@@ -294,7 +294,7 @@ class TensorReceiver:
                 ccl = devices.ccl_facts(devices.home)
                 facts = frames.Facts(
                     ask.id, self._endpoint.host, accelerator, list(devices.own), devices.backends, shared,
-                    ccl.version, ccl.model, ccl.parent, groups=True, lane_keys=True,
+                    ccl.version, ccl.model, ccl.parent,
                 )  # fmt: skip
             except Exception:
                 log.exception("torch or CUDA does not start: tensors arrive on the CPU")

@@ -417,7 +417,7 @@ class TensorSender:
 
         gloo's store is the link to the receiver. NCCL calls its store on threads that must not wait for Python.
         """
-        if backend == "gloo" and self._facts is not None and self._facts.lane_keys:
+        if backend == "gloo":
             kept = LaneStore(lambda key, value: self.peer.send(frames.LaneKey(self.id, number, key, value)), timeout_s)
             return kept, kept.close, f"{ip}:{BY_LINK}", kept.for_torch
         store = process_groups.GroupStore(ip, timeout_s)

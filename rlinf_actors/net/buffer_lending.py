@@ -87,11 +87,6 @@ class Lending:
         soon: runs a function on the loop; callable on any thread.
         send: sends a frame to the peer, with parts if they are given; loop thread.
         peer: name of the peer, for logs.
-
-    Attributes:
-        newer: True if the peer has said that it speaks protocol 7: it accepts parts that are written after their
-            message, and arrays that are not pickled (`wire.arrays`).
-        together: True if the peer accepts several calls in one frame.
     """
 
     def __init__(
@@ -106,7 +101,6 @@ class Lending:
         self._send = send
         self._peer = peer
         self._lends = False
-        self.newer = self.together = False
         self._borrowed: Borrowed | None = None
         self._offered = False
         self._opened = False
@@ -138,15 +132,13 @@ class Lending:
         If the frame offers the peer's arena, open that arena and report to the peer whether this succeeded. If the
         frame says that the peer has opened this process's arena, lend large parts to the peer from now on.
         """
-        self.together = frame.together
         if self._arena is None:
             if frame.pid:
-                self._send(frames.Memory(together=True))
+                self._send(frames.Memory())
             return
         if self._further is None:
             self._further = FurtherArenas(self._arena, self._soon, self._send, self._peer)
         self._lends = frame.opened
-        self.newer = frame.pieces
         if not frame.pid or self._opened:
             return
         self._opened = True  # once: an arena that cannot be opened now cannot be opened later
@@ -162,10 +154,10 @@ class Lending:
         assert self._arena is not None
         offer = self._arena.offer
         if self._offered:
-            self._send(frames.Memory(opened=opened, pieces=True, together=True))
+            self._send(frames.Memory(opened=opened))
             return
         self._offered = True
-        memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened, True, True)
+        memory = frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened)
         self._send(memory, self._arena.descriptors())
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
@@ -192,10 +184,10 @@ class Lending:
     def allocate(self, size: int) -> memoryview | None:
         """Return a block of this process's arena that the caller writes after the message that lends it. Any thread.
 
-        None if the peer does not borrow, does not accept such messages, or the arena has no room.
+        None if the peer does not borrow, or the arena has no room.
         """
         arena = self._arena
-        return arena.allocate(size) if arena is not None and self._lends and self.newer else None
+        return arena.allocate(size) if arena is not None and self._lends else None
 
     def heard_further(self, frame: frames.Shown | frames.Opened | frames.Hidden, parts: Sequence[Buffer] = ()) -> None:
         """Handle a frame of the peer, with its *parts*, about a further arena. Ignore it before the peer's Memory."""

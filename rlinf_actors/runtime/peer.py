@@ -209,7 +209,7 @@ class Peer:
             for header, parts, alone in self._backlog:
                 link.send(*self._pack(header, parts, alone))
             self._backlog.clear()
-            self._queue = getattr(link, "queue", None) if self._lending.together else None
+            self._queue = getattr(link, "queue", None)
             self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
 
     def _may_use_bulk(self, address: str, endpoint: Endpoint) -> bool:

@@ -5,8 +5,7 @@ of what the array is; the second part is its bytes:
 
     T  [dtype, shape, requires_grad] of a torch tensor on the CPU      N  [dtype, shape] of a numpy array
 
-`payload.decode` reads these forms. Older workers do not know them, so a sender uses them only for a receiver that has
-said that it is newer (`frames.Memory`). All else is pickled: objects that contain arrays, and arrays that are not
+`payload.decode` reads these forms. All else is pickled: objects that contain arrays, and arrays that are not
 contiguous, or of other classes or dtypes.
 """
 

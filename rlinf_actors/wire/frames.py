@@ -141,7 +141,7 @@ class Call(Frame, frozen=True, tag=3):
 class Calls(Frame, frozen=True, tag=74):
     """Several Calls of one method. Part n is the only part of call `ids[n]`; no parts if the calls have none.
 
-    Sent only to workers whose Memory says `together`. From then on, the worker may answer with Oks. Since protocol 7.
+    From then on, the worker may answer the sender with Oks.
     """
 
     ids: Ids[int]
@@ -289,9 +289,6 @@ class Memory(Frame, frozen=True, tag=10):
         device, inode: device number and inode number of the file, to verify the opened file.
         size: size of the memory in bytes.
         opened: True if the sender has opened the receiver's memory, so that messages may refer to blocks in it.
-        pieces: True if the sender accepts messages whose last part is still being written (UserMessage.unwritten), and
-            arrays that are not pickled (`wire.arrays`).
-        together: True if the sender accepts Calls.
     """
 
     pid: Pid = 0
@@ -300,8 +297,6 @@ class Memory(Frame, frozen=True, tag=10):
     inode: int = 0
     size: int = 0
     opened: bool = False
-    pieces: bool = False
-    together: bool = False
 
 
 class Dropped(Frame, frozen=True, tag=11):

@@ -77,7 +77,7 @@ class UserMessage(Frame, frozen=True, tag=20):
             those of this message, or of earlier ones too, or none (messaging.flow_control).
         transfer: the tensors that travel beside the message, None without tensors.
         unwritten: size of the last part in bytes if the sender still writes it (Written); 0 if all parts are complete.
-            Only for receivers whose Memory has `pieces`. The receiver does not answer such a message with Held.
+            The receiver does not answer such a message with Held.
         flow: number of the message's arrow in the trace of the job, 0 if the sender records none.
     """
 
@@ -142,8 +142,6 @@ class Facts(Frame, frozen=True, tag=31):
         ipc: True if the worker could open the handles in the Ask.
         ccl_version, model, parent: version of the worker's CCL, and model and PCI address of the accelerator on which
             tensors arrive; "" for unknown.
-        groups: True if the worker can join the process group of a broadcast.
-        lane_keys: True if the worker takes LaneKey frames.
     """
 
     id: int
@@ -155,8 +153,6 @@ class Facts(Frame, frozen=True, tag=31):
     ccl_version: Name = ""
     model: Name = ""
     parent: Name = ""
-    groups: bool = False
-    lane_keys: bool = False
 
 
 class Released(Frame, frozen=True, tag=32):

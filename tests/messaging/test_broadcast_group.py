@@ -292,7 +292,7 @@ async def test_a_group_that_breaks_at_one_member_fails_at_all_at_once(world, sen
 
 def facts(number, **changed):
     known = {"host": "here", "accelerator": "NV_GPU", "devices": [f"uuid-{number}"], "backends": ["gloo"], "ipc": True}
-    ccl = {"ccl_version": "2.21.5", "model": "H100", "parent": f"0000:{number}", "groups": True}
+    ccl = {"ccl_version": "2.21.5", "model": "H100", "parent": f"0000:{number}"}
     return frames.Facts(7, **{**known, **ccl, **changed})
 
 
@@ -306,7 +306,6 @@ def facts(number, **changed):
         ([facts(1), facts(1)], "share an accelerator"),
         ([facts(1), facts(0)], "are parts of the GPU"),
         ([facts(1), facts(2, devices=[])], "no accelerator"),
-        ([facts(1), facts(2, groups=False)], "older version"),
         ([facts(1), facts(2, accelerator="AMD_GPU")], "other accelerators"),
         ([facts(1), facts(2, backends=[])], "other accelerators"),
         ([facts(1), facts(2, ccl_version="2.19.3")], "versions differ"),

@@ -301,7 +301,7 @@ def test_a_send_that_goes_two_ways_completes_with_the_last_or_fails_with_the_fir
     ("known", "path"),
     [
         ({"ccl_version": "2.21.5", "model": "H100", "parent": "0000:9"}, routes.LANE),
-        ({}, routes.LANE),  # an older version of this library
+        ({}, routes.LANE),
         ({"ccl_version": "2.19.3", "model": "H100", "parent": "0000:9"}, routes.STAGED),
         ({"ccl_version": "2.21.5", "model": "A100", "parent": "0000:9"}, routes.STAGED),
         ({"ccl_version": "2.21.5", "model": "H100", "parent": "0000:0"}, routes.STAGED),
@@ -314,13 +314,9 @@ def test_accelerators_that_the_ccl_cannot_connect_use_staging(peer, known, path,
     assert caplog.text.count("travel by the host's memory") == (path == routes.STAGED)
 
 
-@pytest.mark.parametrize(
-    ("backend", "lane_keys", "by_link"), [("gloo", True, True), ("gloo", False, False), ("nccl", True, False)]
-)
-def test_only_gloo_has_its_store_by_the_link_and_not_toward_earlier_versions(
-    sender, peer, backend, lane_keys, by_link, request
-):
-    peer.say(facts(lane_keys=lane_keys))
+@pytest.mark.parametrize(("backend", "by_link"), [("gloo", True), ("nccl", False)])
+def test_only_gloo_has_its_store_by_the_link(sender, peer, backend, by_link, request):
+    peer.say(facts())
     kept, close, address, _ = sender._new_store(backend, 1, "127.0.0.1", 5.0)
     request.addfinalizer(close)
     assert (kept is not None) == (address == "127.0.0.1:0") == by_link

@@ -383,7 +383,7 @@ FRAMES = [
         5, [(1, [b"1", b"2"])], [frames.RelayedLink(b"1", "ipc:///run/w/w-1", b"driver:x#1", "a:1")], [b"3"], [(b"", 9)]
     ),
     frames.ChildEnded(5, "w-0_1", ExitReport("signalled", signal=9)),
-    frames.Memory(17, 5, 1, 99, 4096, True, True, True),
+    frames.Memory(17, 5, 1, 99, 4096, True),
     frames.Dropped([1, 2]),
     frames.Shown(2, 17, 5, 1, 99, 4096, True),
     frames.Opened(2),
