@@ -395,7 +395,7 @@ def _reduce_tensor(tensor: Any) -> Any:
             return _put_back, (number,)
     facts = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.requires_grad)
     raw = arrays.bytes_of(tensor)
-    flat = _Made(tensor_bytes, _Made(_from_buffer(), pickle.PickleBuffer(raw))) if len(raw) else raw
+    flat = _Made(_from_buffer(), pickle.PickleBuffer(raw)) if len(raw) else raw
     return _rebuild_tensor, (flat, *facts) if tensor.device.type == "cpu" else (flat, *facts, tensor.device.type)
 
 
@@ -422,22 +422,11 @@ def _put_back(number: int) -> Any:
     return _hooks.given[number]
 
 
-def tensor_bytes(flat: Any) -> Any:
-    """Return *flat*, the bytes of a tensor, unchanged. It exists because pickles of tensors name it.
-
-    A receiver of protocol 6 has another function of this name, which returns the numpy array that `_rebuild_tensor` of
-    protocol 6 needs.
-    """
-    return flat
-
-
-def _rebuild_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, device: str = "cpu") -> Any:
+def _rebuild_tensor(flat: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, device: str = "cpu") -> Any:
     import torch
 
     kind = getattr(torch, dtype)
-    if len(raw):
-        # protocol 6 sends numpy arrays
-        flat = raw if isinstance(raw, torch.Tensor) else torch.frombuffer(raw, dtype=torch.uint8)
+    if len(flat):
         if kind is torch.complex128 and flat.data_ptr() % 16:
             flat = flat.clone()  # torch uses instructions that want 16 bytes; a ZeroMQ frame's data begins at any 8
         tensor = flat.view(kind).view(shape)
