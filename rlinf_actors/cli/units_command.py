@@ -72,19 +72,12 @@ def print_units(
 def install(directory: str, hardened: bool, force: bool) -> None:
     """Write the units into a directory, and print the commands that enable the units. A file that was changed by hand
     is not overwritten without --force. tmpfiles.d gets a file for the directories of sockets and log files.
-
-    A node's key of an earlier version, /etc/rlinf-actors/keys/agent.key, is moved into the directory of the only user
-    whose agentd is enabled.
     """
     names = _NAMES if hardened else (*files.UNITS, files.TMPFILES)
     steps = files.plan(Path(directory), names, force)
     files.carry_out(steps)
     for step in steps:
         echo(f"{step.what}: {step.path}")
-    if directory == files.DIRECTORY:
-        moved = files.give_key_to_its_user(Path(directory))
-        if moved:
-            note(moved)
     note(
         "then, as root:\n"
         "  systemctl daemon-reload\n"

@@ -28,7 +28,6 @@ DROP_INS = (HARDENED, HARDENED_WORKERS, f"{ROOT_AGENTD}.d/hardened.conf", f"{ROO
 TMPFILES = "rlinf-actors.conf"
 """The file for systemd-tmpfiles, which goes into another directory than units do (`place`)."""
 DIRECTORY = "/etc/systemd/system"
-KEYS = Path("/etc/rlinf-actors/keys")
 
 _SOURCES = {**{name: name for name in (*UNITS, TMPFILES)}, **dict.fromkeys(DROP_INS, "hardened.conf")}
 _STAMP = "# rlinf-actors"
@@ -163,31 +162,3 @@ def carry_out(steps: Sequence[Step]) -> None:
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
-
-
-def give_key_to_its_user(directory: Path, keys: Path = KEYS) -> str:
-    """Move the key that the agentds of all users had in an earlier version to the only user whose agentd is enabled.
-
-    *directory* has the unit files, *keys* the keys. If several agentds are enabled, or none, change nothing. Return a
-    line for people about what was done, or is to do; "" if there is no such key.
-
-    Raises:
-        OSError: the file cannot be moved.
-    """
-    shared, (prefix, suffix) = keys / "agent.key", AGENTD.split("@")
-    if not shared.exists():
-        return ""
-    enabled = sorted(directory.glob(f"*.wants/{prefix}@*{suffix}"))
-    users = {path.name.removeprefix(f"{prefix}@").removesuffix(suffix) for path in enabled}
-    if len(users) != 1:
-        return (
-            f"{shared} is not used any more: the agentd of each user has a key of its own, {keys}/USER/agent.key. Run "
-            "`rlinf-actors keys enroll NODE --user USER` on the head's machine, and `rlinf-actors keys join --dir "
-            f"{keys}/USER TOKEN` here"
-        )
-    own = keys / users.pop() / shared.name
-    if own.exists():
-        return f"{shared} is not used any more: {own} is"
-    own.parent.mkdir(mode=0o700, exist_ok=True)
-    shared.rename(own)
-    return f"{shared} was moved to {own}: the agentd of each user has a key of its own now"

@@ -236,28 +236,6 @@ def test_print_fills_in_this_installation(capsys):
     assert run(capsys, "print", "nonsense.service")[0] == 64
 
 
-@pytest.mark.parametrize(
-    ("users", "said", "there"),
-    [
-        (["lab-a"], "was moved to", "lab-a/agent.key"),
-        (["lab-a", "lab-b"], "keys enroll NODE --user USER", "agent.key"),
-        ([], "keys enroll NODE --user USER", "agent.key"),
-    ],
-)
-def test_key_of_all_users_is_given_to_the_only_user(tmp_path, users, said, there):
-    keys, units = tmp_path / "keys", tmp_path / "units"
-    wants = units / "multi-user.target.wants"
-    wants.mkdir(parents=True)
-    keys.mkdir()
-    assert unit_files.give_key_to_its_user(units, keys) == ""
-    (keys / "agent.key").write_text("secret")
-    for user in users:
-        (wants / f"rlinf-agentd@{user}.service").symlink_to(units / unit_files.AGENTD)
-    assert said in unit_files.give_key_to_its_user(units, keys)
-    assert (keys / there).read_text() == "secret"
-    assert len([path for path in keys.rglob("*") if path.is_file()]) == 1
-
-
 def test_uninstall_removes_written_files_and_keeps_changed_ones(tmp_path, capsys):
     run(capsys, "install", "--dir", str(tmp_path), "--hardened")
     changed = tmp_path / unit_files.HARDENED
