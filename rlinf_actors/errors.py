@@ -329,8 +329,7 @@ NotTheHeadError = WrongServerError
 class ProtocolMismatchError(RlinfActorsError):
     """Two processes have incompatible versions of rlinf-actors, or of Python for code that is pickled by value.
 
-    Cause: their environments differ by more than one protocol, or by the minor version of Python. The message names
-    both.
+    Cause: their environments have other protocols, or other minor versions of Python. The message names both.
 
     Fix: upgrade the older one; or move the code to a module that both can import.
     """

@@ -106,7 +106,7 @@ class GroupControl:
         placements = self.placements
         if placements:
             return [placement.cluster_node_rank for placement in placements]
-        states = self.group.states  # the group has a launcher of an older version, or was looked up without placements
+        states = self.group.states  # of a channel's hosts
         return [states[rank].node_rank if rank in states else -1 for rank in range(self.world_size)]
 
     @property

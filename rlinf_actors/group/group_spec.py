@@ -210,8 +210,7 @@ class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
         nodes: node names, by rank.
         models: accelerator models, by rank; "" for a rank without accelerators.
         hardware: robots or other configured hardware, by rank; ranks without hardware are left out.
-        restarts: False if failed workers are not restarted. True also for a launcher of an older version, which does
-            not set it.
+        restarts: False if failed workers are not restarted.
     """
 
     placements: list[Placement] = []

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
-from rlinf_actors.errors import GroupClosedError, SerializationError, UsageError
+from rlinf_actors.errors import GroupClosedError, SerializationError
 from rlinf_actors.group.result import refuse_own
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Promise
@@ -58,13 +58,7 @@ class _RankStream:
     def error_of(self, frame: frames.Raised | Exception, parts: AuthenticatedParts) -> Exception:
         if isinstance(frame, Exception):
             return frame
-        peer = self.peer
-        if frame.text.startswith("the result of ") or frame.text.endswith("it is not an async generator"):
-            return UsageError(
-                f"{peer.name} on {peer.node} is of an older version of rlinf-actors, which streams async "
-                "generators only, no plain ones: upgrade that node"
-            )
-        return peer.exception(frame, parts)
+        return self.peer.exception(frame, parts)
 
 
 _Arrived = tuple[_RankStream, Union[frames.AnyFrame, Exception], AuthenticatedParts]

@@ -66,7 +66,7 @@ def resource_from_report(report: ResourceReport) -> HardwareResource:
     infos: list[HardwareInfo] = []
     for info in report.infos:
         if holds_accelerators(report) or is_accelerator_type(info.type):
-            # A newer agentd may say more than this version knows.
+            # another package's class may have more fields
             known: dict[str, Any] = {name: info.detail[name] for name in _ACCELERATOR_FIELDS & info.detail.keys()}
             infos.append(AcceleratorInfo(info.type, info.model, **known))
         else:

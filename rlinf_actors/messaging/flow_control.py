@@ -6,9 +6,9 @@ the receiver's memory is bounded by the window, or by `Window.slack` and the lar
 
 A message names the bytes that the receiver returns as credit when user code has the message. A message of send() names
 none until all those since the last named ones are `Window.lump` bytes: to send credit costs as much as a small message.
-A broadcast's message names its own bytes, since user code may receive it much later than messages of send() behind it.
-So do all messages of older senders, and the receiver returns credit in amounts of at least SLACK bytes. The sender
-treats up to `Window.slack` bytes in flight as none. Otherwise it could wait for credit that never comes.
+A broadcast's message names its own bytes, since user code may receive it much later than messages of send() behind it,
+and the receiver returns credit in amounts of at least SLACK bytes. The sender treats up to `Window.slack` bytes in
+flight as none. Otherwise it could wait for credit that never comes.
 """
 
 from __future__ import annotations

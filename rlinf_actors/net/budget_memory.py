@@ -32,7 +32,7 @@ def make() -> Place:
 
 def inherited(fd: int, device: int, inode: int) -> tuple[int, int, int]:
     """Return the arguments if this process has inherited such memory as *fd*, and keep it from the programs that this
-    process executes. Otherwise return (-1, 0, 0): keepers of earlier versions do not pass it on.
+    process executes. Otherwise return (-1, 0, 0).
     """
     try:
         found = os.fstat(fd)

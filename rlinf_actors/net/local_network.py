@@ -52,7 +52,7 @@ class LocalNetwork(ZmqNetwork):
         on_message: OnMessage,
         options: LinkOptions = PLAIN,
     ) -> Link:
-        """See `net.link.Network`. A worker that listens on no unix stream, as older ones, is reached by ZeroMQ."""
+        """See `net.link.Network`. A worker that listens on no unix stream is reached by ZeroMQ."""
         if options.to and endpoint.startswith("ipc://"):
             path = path_of(endpoint)
             try:

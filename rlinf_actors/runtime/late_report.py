@@ -131,8 +131,7 @@ class LateReport(Promise[None]):
             return "is not up yet"
         runs = self._runs.get(peer)
         if runs is None:
-            why = "its process is stopped, C code holds its interpreter's lock, or it is an older version"
-            return f"does not answer: {why}"
+            return "does not answer: its process is stopped, or C code holds its interpreter's lock"
         waiting = f", and {counted(runs.waiting, 'call', 'waits|wait')} there" if runs.waiting else ""
         if not runs.method:
             return f"runs nothing{waiting}"

@@ -98,7 +98,7 @@ class OutsideStacks:
             self._waiting.append(dump)
             self._start_next()
         else:
-            self._fail(dump, f"its template does not know the level {level!r}: upgrade its node")
+            self._fail(dump, f"there is no level {level!r} of stacks")
 
     def patience(self) -> float | None:
         """Return after how many seconds `check` must run even if no event occurs, None for never."""
@@ -135,7 +135,7 @@ class OutsideStacks:
     def _signal(self, dump: _Dump) -> None:
         up, pid = dump.worker.up, dump.pid
         if up is None or up.stack_fd < 0:
-            self._fail(dump, "it has no pipe for stacks: it is starting, or its version is older")
+            self._fail(dump, "it has no pipe for stacks: it is starting")
             return
         if any(other.pid == pid and other.level == SIGNAL for other in self._dumps):
             self._fail(dump, "another question for its stacks is not answered yet")

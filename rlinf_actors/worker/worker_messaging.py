@@ -109,7 +109,6 @@ class Messaging:
             PeerDiedError: the receiver is gone.
             GroupNotFoundError: no group of that name is running.
             PlacementError: the group has no such rank.
-            ProtocolMismatchError: the receiver is a child of a worker that runs an older version.
         """
         messenger = self._messenger("send()", options)
         work = messenger.send(dst_group_name, dst_rank, object, piggyback_payload, now=not async_op, options=options)

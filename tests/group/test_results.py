@@ -269,8 +269,7 @@ class TestTimeouts:
         assert said == [
             "arms:0 on n0 has been running load() for 12.2 s, and 2 calls wait there",
             "arms:1 on n1 runs nothing",
-            "arms:2 on n2 does not answer: its process is stopped, C code holds its interpreter's lock, or it is an "
-            "older version",
+            "arms:2 on n2 does not answer: its process is stopped, or C code holds its interpreter's lock",
         ]
 
     async def test_wait_that_times_out_names_group_rank_and_method(self, world):

@@ -186,16 +186,3 @@ async def test_stream_of_a_concurrent_method_may_be_iterated_in_its_worker():
     world.ranks[0].ok(stream.id)
     world.ranks[0].ok((await world.ranks[0].call(1)).id, "well")
     assert await reading == ([(0, "x")], ["well"])
-
-
-async def test_worker_of_the_previous_protocol_refuses_plain_generators(world):
-    for rank, said in enumerate(
-        [
-            SerializationError("the result of watch() cannot be pickled: cannot pickle 'generator' object"),
-            UsageError("watch() does not stream: it is not an async generator"),
-        ]
-    ):
-        stream = world.group.execute_on(rank).watch()
-        world.ranks[rank].raises((await world.ranks[rank].call()).id, said)
-        with pytest.raises(UsageError, match=f"arms:{rank} on n{rank} is of an older version .* upgrade that node"):
-            [item async for item in stream]

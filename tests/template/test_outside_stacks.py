@@ -197,7 +197,7 @@ def test_py_spy_waits_until_the_worker_has_allowed_it(scene, monkeypatch):
 def test_a_node_without_py_spy_says_how_to_install_it(scene, monkeypatch):
     monkeypatch.setattr(outside_stacks, "find_py_spy", lambda: "")
     assert f"{sys.executable} -m pip install py-spy" in scene.ask(PY_SPY).fault
-    assert scene.ask("x-ray").fault.endswith("upgrade its node")
+    assert scene.ask("x-ray").fault == "there is no level 'x-ray' of stacks"
 
 
 def _reap() -> bool:
