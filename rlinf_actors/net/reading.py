@@ -402,10 +402,6 @@ class Reading:
         else:
             function()
 
-    def handles_here(self) -> bool:
-        """Return True if this thread handles messages now: it looks afterwards for what others have left it."""
-        return self._handler == _get_ident()
-
     def _look_at_all(self) -> None:
         """Have the loop read all sources: an exception came, perhaps between a poll and what it was to lead to.
 

@@ -168,7 +168,6 @@ class Arena:
         self._lock = threading.Lock()
         self._extents = Extents(self.size)
         self._ended: collections.deque[int] = collections.deque()
-        self._blocks: set[int] = set()
         self._touched = 0
         self.stores = 0
         self.on_store: Callable[[], object] = lambda: None

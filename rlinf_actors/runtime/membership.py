@@ -23,7 +23,6 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import ExitReport, WorkerState
 
-MakePeer = Callable[[int, str], Peer]
 Connect = Callable[[Peer, WorkerState, First], None]
 
 

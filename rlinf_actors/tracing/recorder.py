@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rlinf_actors.tracing import ring
-from rlinf_actors.tracing.ring import BEGIN, END, IN, INSTANT, OUT, Layout
+from rlinf_actors.tracing.ring import BEGIN, END, IN, OUT, Layout
 
 active: Recorder | None = None
 """The recorder of this process, None while nothing is traced."""
@@ -130,11 +130,6 @@ class Recorder:
     def flow_in(self, span: int, flow: int) -> None:
         """Record that an arrow ends in a span."""
         self._write(IN, flow, 0, span & _LOW)
-
-    def instant(self, name: str, cat: str = "default", args: Mapping[str, Any] | None = None) -> None:
-        """Record a mark at this moment on this thread."""
-        label = self._name((name, cat), f"{name}\0{cat}")
-        self._write(INSTANT, 0, label, 0 if args is None else self._args(args))
 
     def new_flow(self) -> int:
         """Return a number for an arrow that no other arrow of the job has."""

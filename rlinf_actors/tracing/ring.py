@@ -41,7 +41,7 @@ EVENT = struct.Struct("<QQQIIIIQ")
 The reference of END is the number of its BEGIN, 0 for the last BEGIN of that name on the thread; that of OUT and IN is
 the number of the flow, and their third number ("arguments") has the low bits of the BEGIN of their span.
 """
-BEGIN, END, OUT, IN, INSTANT = 1, 2, 3, 4, 5
+BEGIN, END, OUT, IN = 1, 2, 3, 4
 
 FIRST = "first"
 """Key of the process's description: the number before that of the ring's first event."""
@@ -117,16 +117,12 @@ class TraceSpan(msgspec.Struct):
 
 
 class Point(msgspec.Struct):
-    """An event without a length: the end of an arrow (``out``, ``in``) or a mark (``instant``)."""
+    """An end of an arrow (*kind* ``out`` or ``in``). It has no length."""
 
     kind: str
     at: int
-    thread: int
-    name: str = ""
-    cat: str = ""
-    flow: int = 0
-    span: int = 0  # number of the span to which the end of an arrow belongs, 0 for none
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    flow: int
+    span: int  # number of the span to which it belongs, 0 for none
 
 
 class ProcessTrace(msgspec.Struct):
@@ -136,7 +132,7 @@ class ProcessTrace(msgspec.Struct):
         process: the description that the process gave: name, node, pid, ...
         threads: names of the threads, by number.
         spans: its spans, by start.
-        points: ends of arrows and marks, by time.
+        points: ends of arrows, by time.
         last: time of the last event, 0 without events.
         fallen_out: number of events that later events have overwritten.
         cut: number of spans whose start was overwritten.
@@ -243,12 +239,9 @@ def _sort(
     opened: dict[tuple[int, int], list[TraceSpan]] = {}  # by thread and name: spans that an END without a number ends
     for number, at, ref, thread, name, args, kind in events:
         title, _, cat = names.get(name, OTHER_TEXT).partition("\0")
-        if kind in (BEGIN, INSTANT):
+        if kind == BEGIN:
             values = args_of(args) if args else {}
             found.args_lost += values is None
-            if kind == INSTANT:
-                found.points.append(Point("instant", at, thread, title, cat, args=values or {}))
-                continue
             spans[number] = span = TraceSpan(number, title, cat, thread, at, args=values or {})
             low[number & 0xFFFFFFFF] = number
             opened.setdefault((thread, name), []).append(span)
@@ -262,5 +255,5 @@ def _sort(
             if open_ones and open_ones[-1] is ended:
                 open_ones.pop()
         elif kind in (OUT, IN):
-            found.points.append(Point("out" if kind == OUT else "in", at, thread, flow=ref, span=low.get(args, 0)))
+            found.points.append(Point("out" if kind == OUT else "in", at, ref, low.get(args, 0)))
     found.spans = list(spans.values())

@@ -74,19 +74,10 @@ class Timeline:
             }  # fmt: skip
             yield {**event, "args": args} if args else event
         for point in trace.points:
-            tid = tids.get((point.thread, 0), 0)
-            if point.kind == "instant":
-                yield {
-                    "name": point.name, "cat": point.cat or "default", "ph": "i", "ts": _us(point.at + offset),
-                    "pid": pid, "tid": tid, "s": "t", "args": point.args,
-                }  # fmt: skip
-            else:
-                self._note(point, pid, placed.get(point.span, (tid, None)), last, offset)
+            if point.span in placed:  # else it fell out of the ring: an arrow needs one
+                self._note(point, pid, *placed[point.span], last, offset)
 
-    def _note(self, point: Point, pid: int, place: tuple[int, TraceSpan | None], last: int, offset: int) -> None:
-        tid, span = place
-        if span is None:
-            return  # the span fell out of the ring: an arrow needs one
+    def _note(self, point: Point, pid: int, tid: int, span: TraceSpan, last: int, offset: int) -> None:
         at = min(max(point.at, span.start), max(span.start, _end_of(span, last) - 1)) + offset
         if point.kind == "out":
             self._starts[point.flow] = (pid, tid, at)

@@ -59,8 +59,6 @@ __all__ = [  # of other modules; callers name all frames `frames.X`
     "TensorHeader", "TensorTransfer", "UserMessage", "Written",
 ]  # fmt: skip
 
-MAX_SIBLINGS = 1024  # as in bounds.Some
-"""Most workers to which a worker passes the arguments of a call on."""
 MAX_TOGETHER = 1024
 """Most calls, or results, in one frame."""
 

@@ -55,11 +55,8 @@ def test_span_without_an_end_lasts_until_the_last_event_and_says_so() -> None:
 
 
 def test_arrow_goes_from_span_to_span_and_one_call_of_two_ranks_makes_two() -> None:
-    caller = trace(TraceSpan(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 1, flow=77, span=1)])
-    callee = [
-        trace(TraceSpan(5, "step", "c", 1, 2000, 3000), points=[Point("in", 1999, 1, flow=77, span=5)])
-        for _ in range(2)
-    ]
+    caller = trace(TraceSpan(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 77, 1)])
+    callee = [trace(TraceSpan(5, "step", "c", 1, 2000, 3000), points=[Point("in", 1999, 77, 5)]) for _ in range(2)]
     events = of(caller, *callee)
     check(events)
     starts, ends = ([event for event in events if event["ph"] == kind] for kind in "sf")
@@ -69,7 +66,7 @@ def test_arrow_goes_from_span_to_span_and_one_call_of_two_ranks_makes_two() -> N
 
 
 def test_arrow_without_its_other_end_is_left_out() -> None:
-    events = of(trace(TraceSpan(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 1, flow=77, span=1)]))
+    events = of(trace(TraceSpan(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 77, 1)]))
     assert not [event for event in events if event["ph"] in "sf"]
 
 
