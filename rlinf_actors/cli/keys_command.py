@@ -219,9 +219,6 @@ def enroll(
     except ClusterTimeoutError as error:
         left = "" if file is None else f" If it has listed the key, that is in {file}; else remove that file"
         raise ClusterTimeoutError(f"{error}{left}") from None
-    listed = answer.keys[0].limits if answer.keys else limits
-    if listed.user != limits.user or (nodes and listed.nodes != nodes) or (groups and listed.groups != groups):
-        raise UsageError("the head is of an earlier version, which does not limit keys so: upgrade it, and revoke this")
     data: dict[str, Any] = {"name": name, "role": role, "head": answer.head}
     if file is not None:
         data["file"] = file

@@ -157,7 +157,7 @@ def _chosen(status: Status, job: str) -> str:
 
 
 def _drivers_of(status: Status, job: str) -> list[Traced]:
-    """Return the drivers of *job*; not those of protocols that do not know this question (`Program.user`)."""
+    """Return the drivers of *job*; not those that are no Python programs, which do not know this question."""
     mine = [one for one in status.drivers if one.namespace == job and one.program.user]
     return [Traced.driver(one, status.nodes) for one in mine]
 

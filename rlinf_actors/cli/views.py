@@ -126,8 +126,8 @@ def _lease(lease: LeaseState) -> str:
 
 
 def driver_dict(driver: DriverState) -> dict[str, Any]:
-    """Return the JSON object of a driver. ``user`` to ``started`` are what the driver says of itself: "" and None from
-    a driver of an earlier version. ``node_rank`` is None on a machine without an agentd.
+    """Return the JSON object of a driver. ``user`` to ``started`` are what the driver says of itself: "" and None if
+    it is no Python program. ``node_rank`` is None on a machine without an agentd.
     """
     return {
         "incarnation": driver.incarnation,
@@ -143,10 +143,8 @@ def driver_dict(driver: DriverState) -> dict[str, Any]:
     }
 
 
-def _others(found: Status) -> list[str] | str:
+def _others(found: Status) -> str:
     """Return the clients that are no drivers: workers and their children that talk to the head."""
-    if not found.drivers:
-        return list(found.clients) or "none"
     count = len(found.clients) - len(found.drivers)
     return f"{counted(count, 'worker')} and children of workers" if count else "none"
 
