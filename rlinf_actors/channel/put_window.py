@@ -88,15 +88,13 @@ class Put(AsyncWork[None], Withdrawable):
             self.channel.put_window.remove(self)
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """Complete the put with the host's answer. Any thread.
+        """Fail the put, which the host has refused. Any thread.
 
         Return True, which removes the put from the table of pending calls, because a put has only one answer.
         """
         assert self.channel is not None
-        if type(frame) is frames.Raised:
-            self._end(self.channel.refusal(frame, self))
-            return True
-        self._end(None)
+        assert isinstance(frame, frames.Raised)
+        self._end(self.channel.refusal(frame, self))
         return True
 
     @staticmethod
@@ -115,14 +113,11 @@ class Put(AsyncWork[None], Withdrawable):
         assert self.channel is not None
         self._end(self.channel.gone(error))
 
-    def _end(self, error: Exception | None) -> None:
+    def _end(self, error: Exception) -> None:
         assert self.channel is not None
         self.parts = ()  # before the caller goes on, and may change them
         self.channel.put_window.remove(self)
-        if error is None:
-            self.resolve(None)
-        else:
-            self.reject(error)
+        self.reject(error)
 
 
 class _KeyPuts(msgspec.Struct, eq=False):
