@@ -75,7 +75,7 @@ def test_a_refused_agentd_ends_no_worker(monkeypatch, other):
         local.nodes[1].process.wait(pace.PATIENCE_S)
         with monkeypatch.context() as patch:
             patch.setattr(local_cluster, "start_agentd", start_agentd_of(other))
-            with pytest.raises(RlinfActorsError, match="upgrade the head"):
+            with pytest.raises(RlinfActorsError, match=rf"\(protocol {PROTOCOL + 2}\)"):
                 local.restart_agent(1)
         # its unit would restart it with the version installed then
         assert local.nodes[1].process.wait(pace.PATIENCE_S) == 69
