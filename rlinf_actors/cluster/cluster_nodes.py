@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,19 +22,17 @@ from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import enumerate_values, info_of, merge, piece_of, section_error, values_of
 from rlinf_actors.hardware.identity import identities_of, on_its_host
-from rlinf_actors.hardware.probe_report import holds_accelerators
+from rlinf_actors.hardware.probe_report import resources_from_reports
 from rlinf_actors.hardware.registry import hardware_classes, hardware_types, is_exclusive
-from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo, HardwareResource, is_accelerator_type
+from rlinf_actors.model.hardware import HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.settings import EXT_MODULE, Settings
 from rlinf_actors.shown import html_table
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware
-from rlinf_actors.wire.values import Extension, HardwareAnswer, HardwareQuestion, HardwareReport, NodeState, Piece
+from rlinf_actors.wire.values import Extension, HardwareAnswer, HardwareQuestion, NodeState, Piece
 
 if TYPE_CHECKING:
     from rlinf_actors.config.cluster_config import ClusterConfig, HardwareSection, NodeGroupConfig
-
-_ACCELERATOR_FIELDS = {field.name for field in fields(AcceleratorInfo)} - {"type", "model"}
 
 
 def node_info(state: NodeState) -> NodeInfo:
@@ -48,14 +46,7 @@ def node_info(state: NodeState) -> NodeInfo:
         python_interpreter_path=report.interpreter,
         default_env_vars={},
         env_vars=dict(report.env_vars),
-        hardware_resources=[
-            HardwareResource(
-                resource.type,
-                [_hardware(info, holds_accelerators(resource)) for info in resource.infos],
-                resource.registered_by,
-            )
-            for resource in report.resources
-        ],
+        hardware_resources=resources_from_reports(report.resources),
         profiler_backends=list(report.profilers),
         interfaces=dict(report.interfaces),
         interface=report.interface,
@@ -69,15 +60,6 @@ def node_infos(states: Sequence[NodeState]) -> list[NodeInfo]:
     *states* are the nodes as the head describes them.
     """
     return [node_info(state) for state in sorted(states, key=lambda state: state.rank) if state.rank >= 0]
-
-
-def _hardware(report: HardwareReport, accelerator: bool) -> HardwareInfo:
-    if accelerator or is_accelerator_type(report.type):
-        known = {name: value for name, value in report.detail.items() if name in _ACCELERATOR_FIELDS}
-        return AcceleratorInfo(report.type, report.model, **known)  # type: ignore[arg-type]
-    info = HardwareInfo(report.type, report.model)
-    info.__dict__.update(report.detail)
-    return info
 
 
 LIMIT_S = 10.0

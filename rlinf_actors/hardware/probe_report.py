@@ -18,7 +18,7 @@ from rlinf_actors.model.hardware import (
 )
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
-_ACCELERATOR_FIELDS = {spec.name for spec in dataclasses.fields(AcceleratorInfo)}
+_ACCELERATOR_FIELDS = {spec.name for spec in dataclasses.fields(AcceleratorInfo)} - {"type", "model"}
 
 
 class ProbeReport(msgspec.Struct, frozen=True):
