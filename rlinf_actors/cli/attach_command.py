@@ -40,7 +40,7 @@ from rlinf_actors.wire.debug_values import (
 )
 from rlinf_actors.wire.event_values import ClusterEvent
 from rlinf_actors.wire.node_questions import AskNode, answer_of
-from rlinf_actors.wire.protocol import QUESTIONS, expected
+from rlinf_actors.wire.protocol import expected
 
 WAIT_S = 10.0
 """Seconds that a worker waits for something to say."""
@@ -67,8 +67,6 @@ def attach(target: str, job: str, waits: bool, head: str | None) -> None:
     A debugger runs code in the worker, so only its driver and the administrator may attach.
     """
     endpoint, status = status_of(head)
-    if status.protocol < QUESTIONS:
-        raise UsageError(f"the head there is rlinf-actors {status.version} and attaches no debugger: upgrade it")
     place = place_of(status, target, job)
     try:
         asyncio.run(_attach(endpoint, status, target, place, waits))

@@ -18,7 +18,6 @@ from rlinf_actors.plurals import counted
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.figure_values import ChannelFigures, FigureQuestion, NodeFigures
 from rlinf_actors.wire.node_questions import AskNode, answer_of
-from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.values import CHANNEL_GROUPS
 
 ANSWER_S = 12.0
@@ -101,10 +100,6 @@ def show(name: str, job: str, head: str | None, as_json: bool) -> None:
 
 def channel_rows(endpoint: str, status: Status, job: str) -> list[dict[str, Any]]:
     """Return the JSON objects of the hosts of all channels of *job*, or of all jobs for "". Blocks."""
-    if status.protocol < QUESTIONS:
-        raise UsageError(
-            f"the head there is rlinf-actors {status.version} and knows no figures of channels: upgrade it"
-        )
     nodes = {node.rank: node.report for node in status.nodes if node.rank >= 0}
     hosts = [
         (group, worker)

@@ -24,7 +24,6 @@ from rlinf_actors.cli.output import (
 )
 from rlinf_actors.cli.queries import head_option, status_of
 from rlinf_actors.cli.views import (
-    check_ends_groups,
     driver_dict,
     end_group,
     grace_option,
@@ -94,7 +93,6 @@ def show(name: str, head: str | None, as_json: bool) -> None:
 def stop(name: str, grace_s: float, reason: str, yes: bool, head: str | None, as_json: bool) -> None:
     """End all groups of a job, and wait until their workers have ended. Its drivers go on."""
     endpoint, status = status_of(head)
-    check_ends_groups(status)
     found = find_job(jobs_of(status), name)
     groups = [group for group in status.groups if group.namespace == name]
     for group in groups:

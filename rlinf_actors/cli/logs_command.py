@@ -38,7 +38,6 @@ from rlinf_actors.plurals import counted
 from rlinf_actors.shown import output
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.log_values import MAX_LOG_SLICE, LogMark
-from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.worker.log_format import parsed
 
 LINES = 1000
@@ -139,8 +138,6 @@ def logs(
     if not (target or job or node):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME) or a node (--node NODE)")
     endpoint, status = status_of(head)
-    if status.protocol < QUESTIONS:
-        raise UsageError(f"the head there is rlinf-actors {status.version} and reads no log files: upgrade it")
     limit = lines if lines is not None else (-1 if since else LINES)
     wanted = _Wanted(follow, since, None if limit < 0 else limit, id, only_err, as_json)
     asyncio.run(_show(endpoint, status, target, job, node, wanted))

@@ -22,7 +22,6 @@ from rlinf_actors.plurals import counted
 from rlinf_actors.sampling.node_names import names_by_rank
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.node_questions import AskNode, answer_of
-from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.stack_values import (
     IO_THREAD,
     MAX_ASKED,
@@ -77,8 +76,6 @@ def stack(
     if every == bool(target or job):
         raise UsageError("name a group (GROUP or GROUP:RANK), a job (--job NAME), or --all")
     endpoint, status = status_of(head)
-    if status.protocol < QUESTIONS:
-        raise UsageError(f"the head there is rlinf-actors {status.version} and knows no stacks: upgrade it")
     chosen = select(status, target, job)
     if not chosen:
         note("no worker is running")

@@ -217,8 +217,6 @@ def node_dict(node: NodeState) -> dict[str, Any]:
 
 ANSWER_S = 30.0
 """Seconds that the head may take to answer after a group's grace period is over."""
-ENDS_GROUPS = 7
-"""First protocol version in which a head can end a group by its name."""
 
 
 grace_option = click.option(
@@ -301,7 +299,6 @@ def stop(
 ) -> None:
     """End a group, detached or not, and wait until its workers have ended."""
     endpoint, status = status_of(head or group_head)
-    check_ends_groups(status)
     group = find_group(status.groups, name, namespace)
     what = group_text(status, group)
     note(what)
@@ -344,12 +341,6 @@ def ending(groups: Sequence[GroupState], now: Status) -> Facts:
     count = sum(len(one.workers) for one in groups)
     whose = f" of {groups[0].name}" if len(groups) == 1 else ""
     return Facts(f"{count - len(alive)} of {counted(count, 'worker')}{whose} ended", named("still running: ", alive))
-
-
-def check_ends_groups(status: Status) -> None:
-    """Raise UsageError if the head is too old to end a group by its name."""
-    if status.protocol < ENDS_GROUPS:
-        raise UsageError(f"the head there is rlinf-actors {status.version} and ends no group by name: upgrade it")
 
 
 def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:

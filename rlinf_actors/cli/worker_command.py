@@ -21,7 +21,6 @@ from rlinf_actors.sampling.node_names import names_by_rank
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.wire.client_messages import KillWorker, Status, WorkerKilled
 from rlinf_actors.wire.debug_values import attach_command
-from rlinf_actors.wire.protocol import KILLS
 from rlinf_actors.wire.values import GroupState, WorkerState
 
 ANSWER_S = 30.0
@@ -98,8 +97,6 @@ def kill(target: str, job: str, reason: str, yes: bool, head: str | None, as_jso
     of its group go on.
     """
     endpoint, status = status_of(head)
-    if status.protocol < KILLS:
-        raise UsageError(f"the head there is rlinf-actors {status.version} and kills no worker: upgrade it")
     place = place_of(status, target, job)
     found = _worker_of(status, *place)
     robots = f", which holds {', '.join(found['robots'])}" if found["robots"] else ""

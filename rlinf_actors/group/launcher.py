@@ -62,9 +62,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LIFETIMES = 7
-"""First protocol version whose heads support `detached` and `get_if_exists`."""
-
 
 class GroupLauncher(Generic[T]):
     """A worker class with its constructor arguments, as ``create_group`` returns it; `launch` starts a group of it."""
@@ -385,11 +382,6 @@ def _handle_of(group: RemoteGroup, cls: type, title: str, runtime: Runtime) -> G
 
 
 def _check_lifetime(name: str, specs: Sequence[WorkerSpec], cluster: Cluster, options: LaunchOptions) -> None:
-    if (options.detached or options.get_if_exists) and cluster.runtime.protocol < LIFETIMES:
-        raise UsageError(
-            f"group {name!r} needs a head that knows detached and get_if_exists, and this one is an older version: "
-            "upgrade the head first"
-        )
     if not options.detached:
         return
     if options.restart.restarts:

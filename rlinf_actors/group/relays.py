@@ -25,7 +25,6 @@ from rlinf_actors.net import fault_injection
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.node_relays import NodeRelays
 from rlinf_actors.settings import Settings
-from rlinf_actors.wire.protocol import RELAYS
 from rlinf_actors.wire.values import RELAY_GROUPS, WorkerSpec
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def use(cluster: Cluster, group: RemoteGroup, workers: Sequence[WorkerSpec]) -> 
         return  # both look at each link
     if any(spec.claims for spec in workers):
         return
-    others = {state.rank for state in cluster._states if state.report.host != runtime.host and state.protocol >= RELAYS}
+    others = {state.rank for state in cluster._states if state.report.host != runtime.host}
     counts = collections.Counter(spec.node_rank for spec in workers if spec.node_rank in others)
     nodes = [node for node, count in counts.items() if count >= FEW]
     if sum(counts[node] for node in nodes) < least:

@@ -20,7 +20,6 @@ from rlinf_actors.wire.debug_values import DebugQuestion
 from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.log_values import LogQuestion
 from rlinf_actors.wire.node_questions import AskNode, NodeQuestion, verb
-from rlinf_actors.wire.protocol import USERS
 from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSwitch
 
@@ -141,7 +140,7 @@ class Authority:
                 f"the key of {member} is for node id {limits.node_id}, and this agentd says that its node id is "
                 f"{report.node_id}: leave out --node-id, or enroll this node too (`rlinf-actors keys enroll NODE`)",
             )
-        if limits.user not in ("", hello.user) and (hello.user or hello.newest >= USERS):
+        if limits.user not in ("", hello.user):
             raise Refused(
                 KIND,
                 f"the key of {member} is not for agentds of user {hello.user!r}: enroll one for that user "

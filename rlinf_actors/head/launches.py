@@ -111,7 +111,7 @@ class Launches:
             raise Refused("usage", wrong)
         groups.names.check(asked.namespace, asked.group)
         yield from check_workers(asked, lambda id: groups.of_worker(id) is not None)
-        placed, robots = yield from self.check_nodes(client, asked.workers)
+        robots = yield from self.check_nodes(client, asked.workers)
         # From here to the next yield nothing else happens: the name and all robots are granted together.
         if self._head.ending:
             raise Refused("usage", ENDING)
@@ -122,8 +122,7 @@ class Launches:
             raise Refused("name_in_use", f"a group named {asked.group!r}, {whose}, was reported by a node meanwhile")
         self._head.robots.check(asked)
         if asked.outlives:
-            nodes = {spec.node_rank: node_for(spec, self._head.nodes) for spec in placed}
-            check_outlives(asked, client, self._head.identity.embedded, nodes.values())
+            check_outlives(asked, client, self._head.identity.embedded)
         groups.claims.check((claim for spec in robots for claim in spec.claims), asked.namespace)
         token = self._head.jobs.token(asked.namespace)
         owner = (self._head.clients.driver_of(asked.namespace) if asked.detached else None) or client
@@ -146,27 +145,25 @@ class Launches:
         states = yield from states_of(group)
         return self.launched(client, group.state(token, states))
 
-    def check_nodes(
-        self, client: Client, specs: Sequence[WorkerSpec]
-    ) -> Sliced[tuple[list[WorkerSpec], list[WorkerSpec]]]:
+    def check_nodes(self, client: Client, specs: Sequence[WorkerSpec]) -> Sliced[list[WorkerSpec]]:
         """Raise Refused if the node of a worker is not there, or if the client may not launch it there.
 
         Returns:
-            One worker of each node, and all workers with robots.
+            The workers with robots.
         """
-        checked: dict[tuple[int, bool], WorkerSpec] = {}
+        checked: set[tuple[int, bool]] = set()
         robots: list[WorkerSpec] = []
         for some, more in pieces(specs, 5 * PIECE):
             for spec in some:
                 kind = spec.node_rank, bool(spec.claims)
                 if kind not in checked:
                     self._head.admission.check(client, node_for(spec, self._head.nodes), spec)
-                    checked[kind] = spec
+                    checked.add(kind)
                 if spec.claims:
                     robots.append(spec)
             if more:
                 yield
-        return list(checked.values()), robots
+        return robots
 
     def _add_workers(
         self, group: Group, specs: Sequence[WorkerSpec], robots: Sequence[WorkerSpec], token: str
@@ -216,7 +213,7 @@ class Launches:
             if more:
                 yield
         try:
-            _, robots = yield from self.check_nodes(client, missing)
+            robots = yield from self.check_nodes(client, missing)
             if group.stopping or groups.get(*group.key) is not group:
                 raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
             groups.claims.check((claim for spec in robots for claim in spec.claims), group.namespace, group)

@@ -39,7 +39,7 @@ from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.log_values import MAX_LOG_WAIT_S, LogQuestion, LogSlice
 from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, NodeAnswered, NodeQuestion
-from rlinf_actors.wire.protocol import QUESTIONS, printable
+from rlinf_actors.wire.protocol import printable
 from rlinf_actors.wire.stack_values import IO_THREAD, StackAnswer, StackQuestion
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 from rlinf_actors.wire.values import HardwareAnswer, WorkerHealth, WorkerPulse
@@ -164,14 +164,12 @@ class _Kind(NamedTuple):
     Attributes:
         limit_s: returns the time limit of a question in seconds.
         is_ruled: returns True if the rules of the node decide whether the sender may ask (head.admission).
-        since: the first protocol in which agentds know the question.
     """
 
     title: str
     answer: type
     limit_s: Callable[[Any], float] = lambda question: ANSWER_S
     is_ruled: Callable[[Any], bool] = lambda question: True
-    since: int = QUESTIONS
 
 
 KINDS: Mapping[type[NodeQuestion], _Kind] = {
@@ -232,12 +230,9 @@ class NodeQueries:
 
     def ask(self, event: commands.RequestReceived, node_id: str, question: NodeQuestion) -> None:
         """Ask a node, or a driver for its trace; the answer goes to the sender of *event*."""
-        kind, node = KINDS[type(question)], self._head.nodes.get(node_id)
+        kind = KINDS[type(question)]
         if kind.is_ruled(question):
             self._head.admission.check_question(self._head.authority.speaker(event), node_id)
-        if node is not None and node.protocol < kind.since:
-            text = f"the agentd of node {node.name} is too old to be asked for its {kind.title}: upgrade it"
-            raise commands.Refused("usage", text)
         if isinstance(question, CheckQuestion) and question.path is not None and question.path.step == "measure":
             self._check_far(question.path)
         order = AskAgent(self._name(), question)

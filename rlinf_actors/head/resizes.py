@@ -49,7 +49,7 @@ class Resizes:
         asked = self._head.launches.parts.added(client, asked, group)
         token, groups = self._head.jobs.token(asked.namespace), self._head.groups
         missing = yield from self._check(group, asked)
-        _, robots = yield from self._head.launches.check_nodes(client, missing)
+        robots = yield from self._head.launches.check_nodes(client, missing)
         self._group(client, asked.namespace, asked.group, launch)
         self._head.robots.check(Launch(asked.namespace, asked.group, group.cls, robots))
         groups.claims.check((claim for spec in robots for claim in spec.claims), group.namespace, group)

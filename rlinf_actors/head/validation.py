@@ -5,7 +5,7 @@ The lengths of single values are bounded before, while a message is decoded (wir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,8 +48,6 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> Sliced[None]:
             yield
 
 
-DETACHES = 7
-"""The first protocol version whose agentds keep the workers of a group without an owner."""
 REPORT_BYTES = 1 << 16
 """Most bytes of an agentd's report on its node. A status has those of all nodes, and 64 lost ones of each key."""
 
@@ -67,8 +65,8 @@ def check_agent(hello: AgentHello) -> None:
         raise Refused("usage", f"node {report.node_id} describes itself in {size} bytes; at most {REPORT_BYTES}")
 
 
-def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterable[Node]) -> None:
-    """Raise Refused if this group cannot be launched detached by *client* on these *nodes*.
+def check_outlives(asked: Launch, client: Client, embedded: bool) -> None:
+    """Raise Refused if this group cannot be launched detached by *client*.
 
     *embedded* is True if the head belongs to one driver and ends with it.
     """
@@ -81,11 +79,6 @@ def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterabl
         raise Refused(
             "usage", f"{name}: its workers are to be started again, which takes an owner that constructs them"
         )
-    for node in nodes:
-        if node.protocol < DETACHES:
-            raise Refused(
-                "usage", f"{name}: the agentd of node {node.name} is an older version that ends it: upgrade that first"
-            )
 
 
 def own_namespace(client: Client, namespace: str) -> None:

@@ -21,7 +21,6 @@ from rlinf_actors.errors import (
     ConnectionLostError,
     GroupClosedError,
     PeerDiedError,
-    ProtocolMismatchError,
     RlinfActorsError,
 )
 from rlinf_actors.model.address import WorkerAddress
@@ -32,7 +31,6 @@ from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
-from rlinf_actors.wire.protocol import CHILD_MEMBERS
 from rlinf_actors.wire.values import Endpoint
 
 Found = Callable[[Union[Peer, Exception]], None]
@@ -182,14 +180,6 @@ class _Child:
         self, look_up: int, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts
     ) -> None:
         if not isinstance(frame, frames.Runs) or look_up != self._look_up:
-            return
-        if frame.protocol < CHILD_MEMBERS:
-            self._answer(
-                ProtocolMismatchError(
-                    f"{self._name} is a child of {worker.name} on {worker.node}, which runs an older rlinf-actors "
-                    f"(protocol {frame.protocol}): its children cannot take part in its job yet. Upgrade that node"
-                )
-            )
             return
         number = worker.listen(partial(self._reported, look_up, group, worker))
         with self._lock:

@@ -19,7 +19,6 @@ from rlinf_actors.runtime.construction import Readiness
 from rlinf_actors.runtime.progress import Facts
 from rlinf_actors.runtime.waits import all_waits
 from rlinf_actors.wire.node_questions import AskNode, NodeAnswered, answer_of
-from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.stack_values import StackAnswer, StackQuestion
 from rlinf_actors.wire.values import CHANNEL_GROUPS, RELAY_GROUPS
 
@@ -124,7 +123,7 @@ class GroupProgress:
         begun = {rank: state for rank, state in known.items() if state is not None and state.state == "running"}
         asked = [begun[peer.rank] for peer in late if peer.rank in begun][: progress.MOST_NAMED]
         found: dict[str, str] = {}
-        if asked and self._runtime.protocol >= QUESTIONS:
+        if asked:
             status = await self._runtime.status("")  # the nodes only: no job has this name
             ids = {node.rank: node.report.node_id for node in status.nodes}
             for rank in {state.node_rank for state in asked} & ids.keys():

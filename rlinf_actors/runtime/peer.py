@@ -118,7 +118,6 @@ class Peer:
         self.worker_id, self.link_identity = "", b""
         self.succeeds: list[bytes] = []
         self.error: Exception | None = None
-        self.protocol = 0
         self.sibling: frames.Sibling | None = None
         self.relay: RelayPath | None = None
         self.pending: dict[int, Pending] = {}

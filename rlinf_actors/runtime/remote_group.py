@@ -407,7 +407,6 @@ class RemoteGroup(ResizableGroup):
 
     def _create_answered(self, peer: Peer, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         if not isinstance(frame, frames.Raised):
-            peer.protocol = frame.protocol if isinstance(frame, frames.Runs) else 0
             self._constructed(peer)
             return
 

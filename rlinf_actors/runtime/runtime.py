@@ -59,7 +59,7 @@ from rlinf_actors.wire.client_messages import (
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
 from rlinf_actors.wire.program import Program
-from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL, expected
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, expected
 from rlinf_actors.wire.values import Claim
 
 log = logging.getLogger(__name__)
@@ -117,8 +117,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIND_WORKER = 7
-"""First protocol version whose heads return one worker; earlier ones return the whole status."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -252,7 +250,7 @@ class Runtime:
             ProtocolMismatchError, AuthenticationError: the head rejected this process.
         """
         hello = ClientHello(
-            protocol=CHILD_MEMBERS if self._parent else OLDEST,
+            protocol=OLDEST,
             version=version.VERSION,
             incarnation=self.incarnation,
             role=self.role,
@@ -326,13 +324,7 @@ class Runtime:
 
     async def find_worker(self, group: str, rank: int) -> FoundWorker:
         """Ask the head for the state of one worker of this process's job. Loop thread."""
-        if self.protocol >= FIND_WORKER:
-            return await self.ask(FindWorker(self.namespace, group, rank), FoundWorker, 10.0)
-        for found in (await self.status(self.namespace)).groups:
-            for worker in found.workers if found.name == group else ():
-                if worker.rank == rank:
-                    return FoundWorker(worker, len(found.workers))
-        return FoundWorker()
+        return await self.ask(FindWorker(self.namespace, group, rank), FoundWorker, 10.0)
 
     async def stop_cluster(self) -> None:
         """Stop the private cluster of this driver, and print the remaining output of its workers. Loop thread."""
@@ -370,12 +362,6 @@ class Runtime:
         if self.lost.count:
             return "a call failed whose result nobody took"
         return "output of workers may be missing here" if self.output_left else ""
-
-    @property
-    def protocol(self) -> int:
-        """The protocol version that this process and the head use, 0 without a session. Any thread."""
-        welcome = self.head.welcome if self.head is not None else None
-        return welcome.protocol if welcome is not None else 0
 
     # --- the end ---
 

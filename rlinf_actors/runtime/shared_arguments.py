@@ -14,8 +14,6 @@ from rlinf_actors.wire import frames
 
 SHARE_FROM = 1 << 20
 """Bytes of arguments from which they are sent once to a node."""
-SHARES = 7
-"""First protocol version whose workers take shared arguments."""
 
 
 class SharedArguments:
@@ -41,7 +39,7 @@ class SharedArguments:
             return None
         nodes: dict[str, list[Peer]] = {}
         for peer in peers:
-            if peer.sibling is not None and peer.protocol >= SHARES and peer.error is None:
+            if peer.sibling is not None and peer.error is None:
                 nodes.setdefault(peer.sibling.endpoint.host, []).append(peer)
         shared = [there for there in nodes.values() if len(there) > 1]
         return cls(call, parts, shared) if shared else None

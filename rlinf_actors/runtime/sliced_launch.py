@@ -17,8 +17,6 @@ from rlinf_actors.wire.resize_messages import AddRanks
 if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
 
-SINCE = 7
-"""First protocol version whose heads take launches in parts."""
 TRIES = 5
 """How often a launch is sent because the head was restarted between two parts."""
 
@@ -30,12 +28,12 @@ async def send_launch(
 
     *timeout* is the time for each answer, in seconds. *on_reply* is called with the answer as it arrives.
     """
-    if len(message.workers) <= PART_RANKS or runtime.protocol < SINCE:
+    if len(message.workers) <= PART_RANKS:
         try:
             await runtime.ask(message, Launched, timeout, on_reply)
             return
         except TooLongError:  # of environment variables; their workers share most of them
-            if len(message.workers) < 2 or runtime.protocol < SINCE:
+            if len(message.workers) < 2:
                 raise
     last = message.workers[-1]
     launch = launch_of(last.id) if isinstance(message, Launch) else last.id

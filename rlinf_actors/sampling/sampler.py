@@ -25,7 +25,7 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 from rlinf_actors.wire.node_questions import AskNode, NodeQuestion, answer_of
-from rlinf_actors.wire.protocol import QUESTIONS, expected
+from rlinf_actors.wire.protocol import expected
 from rlinf_actors.wire.stack_values import StackAnswer, StackQuestion, WorkerStacks
 from rlinf_actors.wire.values import NodeState
 
@@ -127,7 +127,7 @@ class Sampler:
 
         async def ask(node: NodeState) -> None:
             id = node.report.node_id
-            if status.protocol < QUESTIONS or node.state not in USABLE:
+            if node.state not in USABLE:
                 return
             try:
                 async with at_once:

@@ -28,7 +28,6 @@ from rlinf_actors.shown import printable
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.endings import ending
 from rlinf_actors.wire.figure_values import DiskFigures, MethodFigures, NodeFigures
-from rlinf_actors.wire.protocol import QUESTIONS
 from rlinf_actors.wire.values import CHANNEL_GROUPS, NodeReport
 
 TEXT_CHARS = 2000
@@ -184,7 +183,7 @@ class Pages:
             live=live,
             endpoint=self._endpoint,
             every_s=self._every_s,
-            has_logs=status is not None and status.protocol >= QUESTIONS,
+            has_logs=status is not None,
             at_text=time.strftime("%H:%M:%S", time.localtime(sample.at)) if sample.at else NONE,
             at_iso=_iso(sample.at),
             **values,

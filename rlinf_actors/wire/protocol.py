@@ -33,16 +33,6 @@ It is raised with each release that adds to the control messages (`wire.control_
 """
 OLDEST = 6
 """The oldest protocol that this version speaks."""
-USERS = 7
-"""The first protocol in which agentds say as which user they run."""
-CHILD_MEMBERS = 7
-"""The first protocol in which children of workers are members."""
-RELAYS = 7
-"""The first protocol that has node relays."""
-KILLS = 7
-"""The first protocol in which the head kills single workers."""
-QUESTIONS = 7
-"""The first protocol in which the head forwards the questions of wire.node_questions to agentds, and lists viewers."""
 
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -217,11 +217,6 @@ def test_pythonbreakpoint_of_the_driver_reaches_its_workers(local, monkeypatch):
         assert launch(cluster).step(1).wait() == [20]
 
 
-def test_head_that_knows_no_debuggers_is_named(shown):
-    code, _, err = shown("attach", "greeters:0", status=replace(example_status(), protocol=6))
-    assert (code, "attaches no debugger: upgrade it" in err) == (64, True)
-
-
 @pytest.mark.parametrize("target", ["greeters", "greeters:x", "nobody:0", "greeters:1"])
 def test_a_worker_that_does_not_run_is_a_usage_error(shown, target):
     assert shown("attach", target, status=replace(example_status(), protocol=7))[0] == 64

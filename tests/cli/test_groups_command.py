@@ -53,11 +53,6 @@ def test_a_group_is_found_by_name_and_namespace(shown, arguments, said):
     assert (code, said in err) == (64, True)
 
 
-def test_older_head_is_reported_as_unable_to_end_groups(shown):
-    code, _, err = shown("groups", "stop", "a", status=replace(with_groups(("one", "a")), protocol=6))
-    assert (code, "ends no group by name: upgrade it" in err) == (64, True)
-
-
 def test_a_group_is_ended_only_if_a_person_confirms_it(shown):
     driver = DriverState("driver-1", "one", 7, 0, Program("ann", "gpu-1", "/home/ann/train.py", 1000.0))
     status = with_groups(("one", "b"), drivers=[driver], at=1080.0)

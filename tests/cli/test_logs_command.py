@@ -15,7 +15,7 @@ from typing import Any
 
 import pace
 import pytest
-from cli_kit import example_status, node
+from cli_kit import node
 from msgspec.structs import replace
 
 from agentd import log_reader
@@ -234,11 +234,6 @@ def test_the_output_of_one_job_is_found_in_both_parts_of_a_file(id, running, spa
 def test_wrong_options_are_named(shown, arguments, said):
     code, _, err = shown("logs", *arguments)
     assert (code, said in err) == (64, True)
-
-
-def test_a_head_of_the_protocol_before_is_not_asked(shown):
-    code, _, err = shown("logs", "env", status=replace(example_status(), protocol=6))
-    assert (code, "reads no log files: upgrade it" in err) == (64, True)
 
 
 class FilesOfNode:

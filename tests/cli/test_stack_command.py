@@ -265,11 +265,6 @@ def test_the_command_asks_for_exactly_one_choice(shown, arguments):
     assert (code, "GROUP:RANK" in err) == (64, True)
 
 
-def test_a_head_of_the_protocol_before_is_not_asked(shown):
-    code, _, err = shown("stack", "--all", status=replace(status_of_two_jobs(), protocol=6))
-    assert (code, "knows no stacks: upgrade it" in err) == (64, True)
-
-
 def test_text_of_hostile_workers_is_shown_harmless(shown, monkeypatch):
     evil = "a\x1b[2J\r\n\x9b1m\u202e"
     stacks = [Stack(evil, [StackFrame(evil, 1, evil)])]

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import example_status
-from msgspec.structs import replace
 
 from rlinf_actors import Channel, NodePlacementStrategy, Worker
 from rlinf_actors.cli import app
@@ -117,11 +115,6 @@ def test_job_that_records_nothing_is_said_to(local_cluster, monkeypatch, capsys,
         assert app.run(["trace", "fetch", "-o", str(tmp_path / "trace.json")]) == 1
     assert "run `rlinf-actors trace start --job cell` first" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_head_of_the_protocol_before_is_not_asked(shown):
-    code, _, err = shown("trace", "start", status=replace(example_status(), protocol=6))
-    assert (code, "cannot start traces: upgrade it" in err) == (64, True)
 
 
 def test_answers_of_nodes_of_one_name_are_all_counted():

@@ -9,20 +9,18 @@ import pytest
 
 from rlinf_actors.errors import WorkerStartError
 from rlinf_actors.group import relays
-from rlinf_actors.wire.protocol import RELAYS
 from rlinf_actors.wire.values import Claim, WorkerSpec
 
 HERE = "this machine"
 
 
 class FakeCluster:
-    """Nodes 0 (this machine), 1, 2 and 3; node 3 runs a version without relays."""
+    """Nodes 0 (this machine), 1 and 2."""
 
     def __init__(self) -> None:
         self.runtime = SimpleNamespace(emulated=None, host=HERE)
         self._states = [
-            SimpleNamespace(rank=rank, report=SimpleNamespace(host=f"h{rank}" if rank else HERE), protocol=protocol)
-            for rank, protocol in enumerate([RELAYS, RELAYS, RELAYS, RELAYS - 1])
+            SimpleNamespace(rank=rank, report=SimpleNamespace(host=f"h{rank}" if rank else HERE)) for rank in range(3)
         ]
 
 

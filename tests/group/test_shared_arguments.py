@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_actors.errors import WorkerDiedError
 from rlinf_actors.group.result import WorkerGroupFuncResult
-from rlinf_actors.runtime.shared_arguments import SHARE_FROM, SHARES
+from rlinf_actors.runtime.shared_arguments import SHARE_FROM
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.values import Endpoint
 
@@ -18,9 +18,9 @@ from rlinf_actors.wire.values import Endpoint
 class Rank:
     """A Peer that keeps what is sent to it."""
 
-    def __init__(self, rank: int, host: str, protocol: int = SHARES) -> None:
+    def __init__(self, rank: int, host: str) -> None:
         self.name, self.rank, self.node, self.worker_id = f"g:{rank}", rank, host, f"l-{rank}"
-        self.protocol, self.error, self.pending, self.own_identity = protocol, None, {}, "driver:x"
+        self.error, self.pending, self.own_identity = None, {}, "driver:x"
         endpoint = Endpoint(host, f"ipc:///{rank}", "tcp://10.0.0.1:1")
         self.sibling = frames.Sibling(self.name, self.worker_id, 9, endpoint) if host != "here" else None
         self.sent: list[tuple[frames.AnyFrame, list]] = []
@@ -110,9 +110,9 @@ def test_bytes_grow_with_the_nodes_and_not_with_the_ranks():
     assert 4 * SHARE_FROM <= total[16] < 4.1 * SHARE_FROM
 
 
-@pytest.mark.parametrize("why", ["small", "old worker", "own values", "one rank"])
+@pytest.mark.parametrize("why", ["small", "own values", "one rank"])
 def test_arguments_are_sent_to_each_rank_if_they_cannot_be_shared(why):
-    ranks = [Rank(n, "a", 0 if why == "old worker" else SHARES) for n in range(1 if why == "one rank" else 2)]
+    ranks = [Rank(n, "a") for n in range(1 if why == "one rank" else 2)]
     call(ranks, ARRAY[:1000] if why == "small" else ARRAY, each=2 if why == "own values" else 1)
     assert {kind for rank in ranks for kind in rank.frames} == {frames.Call}
 

@@ -379,14 +379,6 @@ def test_a_breakpoint_in_a_loop_or_of_many_ranks_does_not_flood_the_event_log(ki
     }
 
 
-def test_an_agentd_of_the_protocol_before_is_not_asked_for_stacks(kit):
-    kit.ask("a:n7", agent_hello("n7", protocol=6, newest=6))
-    refusal = kit.ask("d1", AskNode("n7", STACKS))
-    assert isinstance(refusal, Refuse)
-    assert "too old to be asked for its stacks: upgrade it" in refusal.text
-    assert kit.sent(AskAgent) == []
-
-
 def test_a_node_that_is_being_drained_is_still_asked(kit):
     """Its workers go on, and may hang."""
     kit.ask("d1", DrainNode("n1", "me", "new disk"))

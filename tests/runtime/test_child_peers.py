@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fake_worker import FakeWorker
 
-from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, WorkerDiedError
+from rlinf_actors.errors import ConnectionLostError, PeerDiedError, WorkerDiedError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime import child_peers
 from rlinf_actors.runtime.child_peers import ChildPeers
@@ -129,16 +129,6 @@ async def test_only_the_last_children_that_ended_are_remembered(world, monkeypat
         await w.until(rank)
     assert [peer.name for peer in w.peers.all()] == ["g:0:1", "g:0:6", "g:0:7"]
     assert w.peers.all()[0] is living
-
-
-async def test_worker_of_an_older_protocol_gets_no_request_for_children(world):
-    w = await world()
-    w.find()
-    await w.speaks(6)
-    (error,) = await w.until(1)
-    assert isinstance(error, ProtocolMismatchError)
-    assert "g:0:1 is a child of g:0 on n0, which runs an older rlinf-actors (protocol 6)" in str(error)
-    assert not [frame for frame in w.worker.frames if isinstance(frame, frames.WhereIs)]
 
 
 async def test_ended_child_fails_its_peer_and_the_next_child_is_requested(world):

@@ -13,7 +13,6 @@ from rlinf_actors.runtime.group_progress import GroupProgress
 from rlinf_actors.runtime.progress import Facts
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.node_questions import AskNode, NodeAnswered
-from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.stack_values import Stack, StackAnswer, StackFrame, WorkerStacks
 from rlinf_actors.wire.values import NodeReport, NodeState, WorkerState
 
@@ -49,7 +48,7 @@ async def shown(monkeypatch):
             StackAnswer([WorkerStacks(id, stacks=[Stack("main", IMPORTS)]) for id in asked.question.ids])
         )
 
-    progress = GroupProgress(types.SimpleNamespace(status=status, ask=ask, protocol=PROTOCOL), enabled=True)
+    progress = GroupProgress(types.SimpleNamespace(status=status, ask=ask), enabled=True)
     yield progress
     progress.close()
 

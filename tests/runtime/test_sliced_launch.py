@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rlinf_actors.net.rpc import PartsMissingError
-from rlinf_actors.runtime import sliced_launch
 from rlinf_actors.runtime.sliced_launch import TRIES, send_launch
 from rlinf_actors.wire.client_messages import Done, Launch, Launched
 from rlinf_actors.wire.control_codec import Request, encode
@@ -19,8 +18,6 @@ SIZE = 20_000
 
 class Head:
     """A runtime whose head takes parts, and forgets them at the requests with these numbers."""
-
-    protocol = 7
 
     def __init__(self, restarts=()) -> None:
         self.asked: list[object] = []
@@ -101,10 +98,3 @@ async def test_launch_ends_if_the_head_is_restarted_again_and_again(monkeypatch)
     with pytest.raises(PartsMissingError):
         await send_launch(head, message(SIZE), 1.0, lambda launched: None)
     assert sum(isinstance(body, LaunchPart) and body.index == 0 for body in head.asked) == TRIES
-
-
-async def test_head_of_an_earlier_protocol_gets_one_message(monkeypatch):
-    monkeypatch.setattr(sliced_launch, "SINCE", 8)
-    head = Head()
-    await send_launch(head, message(PART_RANKS + 1), 1.0, lambda launched: None)
-    assert len(head.asked) == 1

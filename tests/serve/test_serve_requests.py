@@ -7,7 +7,6 @@ import asyncio
 import aiohttp
 import pytest
 from board_kit import HOSTILE, board
-from msgspec.structs import replace
 from serve_kit import TOKEN, server
 
 from rlinf_actors.errors import RlinfActorsError
@@ -135,13 +134,6 @@ async def test_log_of_a_worker_is_read_once_for_each_sample():
         for method in ("POST", "DELETE"):
             assert (await ask(served.port, "/workers/w-1/log", method))[0] == 405
         assert (await ask(served.port, "/workers/w-1/log", bearer=False))[0] == 401
-
-
-async def test_head_of_the_protocol_before_has_no_logs():
-    found = board()
-    found.take(found.sample.__class__(1e9, 500.0, replace(found.sample.status, protocol=6), {}, {}, "", 0.0, 0.0))
-    async with server(found) as served:
-        assert "/log" not in (await ask(served.port, "/workers/w-0"))[2]
 
 
 @pytest.mark.parametrize(("newer", "older", "lines"), [

@@ -22,7 +22,7 @@ from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, Interface
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.key_messages import GetKeys, Keys
 from rlinf_actors.wire.node_questions import AskNode, answer_of
-from rlinf_actors.wire.protocol import QUESTIONS, expected
+from rlinf_actors.wire.protocol import expected
 from rlinf_actors.wire.values import NodeState
 
 ANSWER_S = 25.0
@@ -162,9 +162,6 @@ class Asking:
 
         async def ask(node: NodeState) -> None:
             id = node.report.node_id
-            if node.protocol and node.protocol < QUESTIONS:
-                self.faults[id] = "its agentd is of an earlier version and sends no facts: upgrade it"
-                return
             async with at_once:
                 try:
                     self.facts[id] = (await self._check(id, CheckQuestion(facts=True))).facts or NodeFacts("")
