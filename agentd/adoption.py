@@ -2,7 +2,7 @@
 
 `take_inventory` runs before agentd registers, on its loop, and takes a few seconds at most. This agentd holds the lock
 of the run directory, so no other agentd acts there. A template is taken over if it is the process that its record
-names, speaks our protocol, and answers in time; otherwise it is ended with its workers. Processes of workers without a
+names and answers in time; otherwise it is ended with its workers. Processes of workers without a
 template are ended too. Afterwards this agentd knows every process that is left.
 
 `reap` (`agentd --reap`, ExecStopPost= of the unit) ends everything. systemd runs it whenever the service has ended.
@@ -31,10 +31,12 @@ from agentd.templates import SurvivingTemplate, TemplateRecord, widen
 from agentd.users import User, Users, as_user, remove_run_dirs
 from rlinf_actors import procfs
 from rlinf_actors.compat import timeout
-from rlinf_actors.errors import ConfigError, RemoteWireError
-from rlinf_actors.net.unix_sockets import peer_of
+from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RemoteWireError
+from rlinf_actors.net.unix_sockets import peer_of, user_name
+from rlinf_actors.plurals import counted
+from rlinf_actors.version import VERSION
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, spoken
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.template_protocol import SurvivingWorker
 from rlinf_actors.wire.values import RunningWorker
 
@@ -144,17 +146,22 @@ def _since(templates: Iterable[SurvivingTemplate]) -> float:
     return max(said.values(), default=0.0) if 0.0 not in said.values() else 0.0
 
 
-def other_protocols(run_dir: str) -> list[int]:
-    """Return the protocol versions of the running templates in *run_dir* that this agentd cannot take over because it
-    does not speak their version.
+def refuse_other_protocols(run_dir: str) -> None:
+    """Raise ProtocolMismatchError if a template in *run_dir* speaks another protocol: this agentd cannot take over its
+    workers, and ends none unless a person says so.
     """
-    found = []
     for record in _records(run_dir).values():
-        pidfd = -1 if _is_spoken(record) else _open(record)
+        pidfd = _open(record) if record.protocol != PROTOCOL else -1
         if pidfd >= 0:
             os.close(pidfd)
-            found.append(record.protocol)
-    return found
+            workers = counted(len(processes_below(record.pid).keys() - {""}), "worker")
+            user = user_name(record.uid if record.uid is not None else os.getuid())
+            raise ProtocolMismatchError(
+                f"process {record.pid} of {user} is a template with {workers}, of an agentd of protocol "
+                f"{record.protocol}; this one is rlinf-actors {VERSION} (protocol {PROTOCOL}) and cannot take them "
+                "over. They go on until their lease is over: start an agentd of their version, or end them by "
+                f"`agentd --reap --run-dir {run_dir}`"
+            )
 
 
 # --- templates ---
@@ -179,10 +186,6 @@ def _remove_files_except(run_dir: str, stems: set[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_spoken(record: TemplateRecord) -> bool:
-    return OLDEST <= record.protocol <= PROTOCOL
-
-
 def _open(record: TemplateRecord) -> int:
     """Return a pidfd of the template process that *record* names, or -1 if that process has ended."""
     return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
@@ -203,8 +206,6 @@ async def _take_over(stem: str, record: TemplateRecord, keep: bool, survivors: S
         try:
             if not keep:
                 raise _UnfitError("workers are not kept here")
-            if not _is_spoken(record):
-                raise _UnfitError(f"it speaks protocol {record.protocol}, this agentd {spoken(OLDEST, PROTOCOL)}")
             user = _user_of(record, survivors.users)
             with as_user(user):
                 _connect(sock, record.listens or f"{stem}.sock")

@@ -36,7 +36,7 @@ from agentd.config_fields import Config
 from agentd.owner import watch_owner, watch_stdin
 from agentd.status_reporter import StatusReporter
 from rlinf_actors import procfs
-from rlinf_actors.errors import ConfigError, ProtocolMismatchError
+from rlinf_actors.errors import ConfigError
 from rlinf_actors.exit_codes import STOPPED, SUCCESS
 from rlinf_actors.net.daemon import on_stop_signals
 from rlinf_actors.net.host import endpoint_of, split_address
@@ -112,6 +112,10 @@ class Daemon:
             probing = self._tasks.start(self._probe(), "probing the hardware", expected=Exception)
             await asyncio.sleep(0)  # its processes start now; the imports below run meanwhile
             run_dir = self._open_run_dir(stack)
+            if self._keeps:
+                from agentd.adoption import refuse_other_protocols
+
+                refuse_other_protocols(run_dir)
             on_stop_signals(loop, self._stop)
             loop.add_signal_handler(signal.SIGHUP, self._reload)
             loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
@@ -321,8 +325,6 @@ class Daemon:
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:
             log.warning("hardware: %s", fault)
-        if self._keeps and head is None:
-            await self._check_version(network, run_dir)
         log_dir = config.log_dir or default_log_dir(config, run_dir, os.environ)
         users = Users(config, run_dir, log_dir, in_unit=bool(self._unit.keeper))
         survivors = None if config.embedded else await take_inventory(run_dir, self._keeps, users)
@@ -369,22 +371,6 @@ class Daemon:
             log.error("%s", end.text)
             self.status.failed(end.code, end.text)
         return STOPPED if self._cluster_ended and not config.embedded and end.code == SUCCESS else end.code
-
-    async def _check_version(self, network: ZmqNetwork, run_dir: str) -> None:
-        """Raise ProtocolMismatchError if taking inventory would end workers of another version although the head
-        refuses this agentd.
-
-        Taking inventory ends the templates whose protocol version this agentd does not speak. If the head refuses this
-        agentd, their workers must run on instead, so that an agentd of their version can take them over.
-        """
-        from agentd.adoption import other_protocols
-        from agentd.session import why_not_served
-
-        if not other_protocols(run_dir):
-            return
-        refused = await why_not_served(network, self._head_endpoint)
-        if refused:
-            raise ProtocolMismatchError(f"{refused}. Workers of the version before go on for a lease: none was ended")
 
     def _make_workers(
         self, run_dir: str, report: NodeReport, session: Session, survivors: Survivors | None, users: Users

@@ -63,7 +63,7 @@ from rlinf_actors.wire.agent_messages import (
 )
 from rlinf_actors.wire.client_messages import Warn
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.protocol import OLDEST, printable
+from rlinf_actors.wire.protocol import printable
 from rlinf_actors.wire.values import ExitReport, RunningWorker
 
 
@@ -130,7 +130,6 @@ class AgentState:
     policy: Policy = field(default_factory=Policy)
     session: SessionState = SessionState.JOINING
     incarnation: str = ""  # "" before StartSession
-    protocol: int = OLDEST  # version that agentd and head agreed on
     _beat_s: float = 1.0
     _next_beat: float = math.inf
     _head_ahead: float | None = None  # the head's clock when its last answer arrived, minus agentd's; None if unknown
@@ -249,7 +248,6 @@ class AgentState:
         self._step("welcomed")
         self._beat_s = self._detector.beat_s = welcome.beat_s
         self._detector.lease_s = welcome.lease_s
-        self.protocol = welcome.protocol
         self._detector.heard(now)
         self._leases.lease_s = welcome.robot_lease_s
         self._orphaned_at = {}

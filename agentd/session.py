@@ -24,7 +24,6 @@ from rlinf_actors.errors import ClusterTimeoutError, ProtocolError, RlinfActorsE
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.net import holders
 from rlinf_actors.net.daemon import CoreShell
-from rlinf_actors.net.failure_detection import HELLO_TIMEOUT_S
 from rlinf_actors.net.link import Network, Reachability, secret_identity
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.rpc import ControlClient
@@ -43,13 +42,12 @@ from rlinf_actors.wire.agent_messages import (
     Welcome,
 )
 from rlinf_actors.wire.check_values import CheckQuestion
-from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.log_values import LogQuestion
 from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, NodeAnswer
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.template_protocol import NodeRegistered
 from rlinf_actors.wire.trace_values import TraceSwitch
@@ -59,27 +57,6 @@ if TYPE_CHECKING:
     from agentd.workers import Workers
 
 log = logging.getLogger(__name__)
-
-
-async def why_not_served(network: Network, endpoint: str) -> str:
-    """Ask the head at *endpoint* for its protocol versions. Return the reason why the head would refuse this agentd, or
-    "" if the head would accept it or does not answer.
-    """
-    client = ControlClient(network, endpoint, secret_identity("agent:asks"), lambda body: None, lambda: None)
-    try:
-        status = await client.request(GetStatus(""), HELLO_TIMEOUT_S)
-    except RlinfActorsError as error:
-        log.warning("cannot ask the head at %s whether it serves this version: %s", endpoint, error)
-        return ""
-    finally:
-        client.close()
-    if not isinstance(status, Status) or agreed(status.oldest, status.protocol):
-        return ""
-    theirs, ours = spoken(status.oldest, status.protocol), spoken(OLDEST, PROTOCOL)
-    return (
-        f"this agentd is rlinf-actors {version.VERSION} ({ours}), the head at {endpoint} is {status.version} "
-        f"({theirs}): {what_to_upgrade(status.oldest, 'the head first', 'this agentd')}"
-    )
 
 
 class Session:
@@ -298,7 +275,7 @@ class Session:
             text = "workers of %s are described to the head without their long environments, and are not restarted"
             log.warning(text, ", ".join(map(repr, shortened)))
         hello = AgentHello(
-            OLDEST,
+            PROTOCOL,
             version.VERSION,
             command.incarnation,
             self._report,
@@ -307,7 +284,6 @@ class Session:
             self._keeps,
             self._lost,
             list(self._watched),
-            PROTOCOL,
             self._user,
             self._secret,
             os.getpid(),

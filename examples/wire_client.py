@@ -25,7 +25,7 @@ import msgpack  # type: ignore[import-untyped]
 import zmq
 from zmq.utils import z85
 
-OLDEST, NEWEST = 6, 7  # the protocols that this client speaks
+PROTOCOL = 1  # the protocol that this client speaks
 JOIN, REJECTED, CALL, OK, RAISED = 0, 1, 3, 7, 9  # tags of frames
 PATIENCE_S = 30.0
 
@@ -73,7 +73,7 @@ class Head:
         self.incarnation, self.namespace = os.urandom(8).hex(), namespace
         self._ids, self._word, self._next_beat = itertools.count(1), 0.0, float("inf")
         self._link = Link(context, endpoint, f"driver:{self.incarnation}", curve)
-        hello = {"protocol": OLDEST, "newest": NEWEST, "version": "wire_client", "incarnation": self.incarnation}
+        hello = {"protocol": PROTOCOL, "version": "wire_client", "incarnation": self.incarnation}
         hello |= {"role": "driver", "namespace": namespace, "host": "another", "pid": 0, "pid_start": 0}
         self.welcome = self.ask("ClientHello", **hello)
         self._next_beat = time.monotonic() + self.welcome["beat_s"]
@@ -130,7 +130,7 @@ class Worker:
         name = f"driver:{head.incarnation}"
         self._link = Link(context, endpoint["ipc" if near else "tcp"], name, None if near else job_curve(token))
         python = platform.python_version()
-        self._link.send([JOIN, OLDEST, "wire_client", python, name, token, state["id"], [], "", NEWEST])
+        self._link.send([JOIN, PROTOCOL, "wire_client", python, name, token, state["id"]])
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         number = next(self._ids)

@@ -41,8 +41,8 @@ UNAVAILABLE = 69
 
 Cause: of a command, no head answers; of ``estop``, a head did not acknowledge, or the end of a robot worker is not
 confirmed. Of agentd: there is no route to the head's machine, or its name is not found. Of agentd and the head: the
-owner has ended, a directory cannot be made, the file system of the head's state is full, or the head's version refuses
-this one while workers of the former version run. Of all: this operating system is not Linux.
+owner has ended, a directory cannot be made, the file system of the head's state is full, or workers of another protocol
+run in agentd's run directory. Of all: this operating system is not Linux.
 
 Fix: mend what the line on stderr names. ``rlinf-actors doctor`` checks the route to the head.
 

@@ -20,7 +20,7 @@ from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, ClientHello
 from rlinf_actors.wire.client_messages import GetNodes, Launch, StopGroup, WorkerChanged
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_messages import PART_RANKS, LaunchPart, parts_of
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 
 LIMIT_S = 400.0
@@ -35,8 +35,7 @@ class Observer:
         network = ZmqNetwork(self._loop, Security.toward(head, Settings.load(), "driver"))
         incarnation = os.urandom(8).hex()
         self._hello = ClientHello(
-            OLDEST, version.VERSION, incarnation, "driver", f"ns-{incarnation}", "another host", os.getpid(), 0,
-            newest=PROTOCOL,
+            PROTOCOL, version.VERSION, incarnation, "driver", f"ns-{incarnation}", "another host", os.getpid(), 0,
         )  # fmt: skip
         self._client = ControlClient(network, head, secret_identity(f"driver:{incarnation}"), self._noticed)
         self._states: dict[str, str] = {}

@@ -15,7 +15,7 @@ from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agent_messages import AgentHello, Beat, ClientHello, WorkerExited, WorkerReady
 from rlinf_actors.wire.client_messages import GetNodes, Launch
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport, WorkerSpec
 
 SAMPLE = 1000
@@ -57,7 +57,7 @@ class Tables:
 def agent_hello(n: int) -> AgentHello:
     ip = f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
     report = NodeReport(f"n{n}", f"host{n}", ip, f"host-{n}", 64, 1 << 38, "3.11.7", "/usr/bin/python3")
-    return AgentHello(OLDEST, "1", f"n{n}-1", report, newest=PROTOCOL)
+    return AgentHello(PROTOCOL, "1", f"n{n}-1", report)
 
 
 def measure(nodes: int, per_node: int) -> Answer:
@@ -69,7 +69,7 @@ def measure(nodes: int, per_node: int) -> Answer:
     with tables.timed("hello_again", min(nodes, SAMPLE)):
         for n in range(min(nodes, SAMPLE)):
             tables.request(f"a:n{n}", agent_hello(n))
-    hello = ClientHello(OLDEST, "1", "driver", "driver", "ns", "elsewhere", 100, 5, newest=PROTOCOL)
+    hello = ClientHello(PROTOCOL, "1", "driver", "driver", "ns", "elsewhere", 100, 5)
     tables.request("driver", hello)
     tables.request("driver", GetNodes(nodes))
     with tables.timed("beat", min(nodes, SAMPLE)):

@@ -68,7 +68,7 @@ from rlinf_actors.wire.agent_messages import AgentHello, Goodbye
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.hook_values import HookState
 from rlinf_actors.wire.node_questions import verb
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import NodeState
 
 AT_ONCE = 10  # held messages that are handled in the event that ended their wait; further ones follow one by one
@@ -470,6 +470,5 @@ class Coordinator:
             [text for text in self.trouble.values() if text],
             self.wall,
             PROTOCOL,
-            OLDEST,
             drivers=drivers,
         )

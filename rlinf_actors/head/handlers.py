@@ -34,7 +34,7 @@ from rlinf_actors.wire import (
 )
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.debug_values import DebugQuestion
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
+from rlinf_actors.wire.protocol import PROTOCOL, printable, what_to_upgrade
 from rlinf_actors.wire.values import NodeState
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Handlers:
 
     def _agent_hello(self, event: RequestReceived, hello: agent_messages.AgentHello) -> Sliced[agent_messages.Welcome]:
         head = self._head
-        protocol = self._protocol("this agentd", hello)
+        self._check_protocol("this agentd", hello)
         validation.check_agent(hello)
         hello = validation.hello(hello)
         known = head.nodes.get(hello.node.node_id)
@@ -228,11 +228,11 @@ class Handlers:
         head.drains.node_back(node)
         head.queries.back(node)
         yield from head.clients.watch_on(node)
-        return self._welcome("", protocol)
+        return self._welcome("")
 
     def _client_hello(self, event: RequestReceived, hello: agent_messages.ClientHello) -> agent_messages.Welcome:
         head = self._head
-        protocol = self._protocol(f"this {hello.role}", hello)
+        self._check_protocol(f"this {hello.role}", hello)
         head.reconciler.check_owner(hello)
         known = head.clients.get(hello.incarnation) is not None
         client = head.clients.hello(event.peer, hello, event.member)
@@ -241,25 +241,19 @@ class Handlers:
         head.groups.resend(client)
         head.queries.back(client)
         head.clients.watch(client, head.nodes.on_host(client.host))
-        return self._welcome(head.jobs.token(client.namespace), protocol)
+        return self._welcome(head.jobs.token(client.namespace))
 
-    def _protocol(self, who: str, hello: agent_messages.AgentHello | agent_messages.ClientHello) -> int:
-        """Return the newest protocol version that both the head and the peer speak.
-
-        Raises:
-            Refused: they have none in common; the text names the peer as *who*.
-        """
-        protocol = agreed(hello.protocol, hello.newest)
-        if not protocol:
-            theirs, ours = spoken(hello.protocol, hello.newest), spoken(OLDEST, PROTOCOL)
+    def _check_protocol(self, who: str, hello: agent_messages.AgentHello | agent_messages.ClientHello) -> None:
+        """Raise Refused if the peer speaks another protocol than the head; the text names the peer as *who*."""
+        if hello.protocol != PROTOCOL:
             raise Refused(
                 "protocol",
-                f"{who} is rlinf-actors {hello.version} ({theirs}), the head is {self._head.identity.version} "
-                f"({ours}): {what_to_upgrade(hello.protocol, who, 'the head first')}",
+                f"{who} is rlinf-actors {hello.version} (protocol {hello.protocol}), the head is "
+                f"{self._head.identity.version} (protocol {PROTOCOL}): "
+                f"{what_to_upgrade(hello.protocol, who, 'the head first')}",
             )
-        return protocol
 
-    def _welcome(self, token: str, protocol: int) -> agent_messages.Welcome:
+    def _welcome(self, token: str) -> agent_messages.Welcome:
         identity, timing = self._head.identity, self._head.timing
         return agent_messages.Welcome(
             epoch=identity.epoch,
@@ -269,7 +263,6 @@ class Handlers:
             token=token,
             robot_lease_s=timing.robot_lease_s,
             head_grace_s=timing.head_grace_s,
-            protocol=protocol,
         )
 
     def _worker_exited(self, node: Node, body: agent_messages.WorkerExited) -> None:

@@ -31,7 +31,6 @@ from rlinf_actors.placement.node_order import order_nodes
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.settings import NODE_RANK
 from rlinf_actors.wire.agent_messages import AgentHello, Beat
-from rlinf_actors.wire.protocol import agreed
 from rlinf_actors.wire.values import NodeState
 
 if TYPE_CHECKING:
@@ -201,9 +200,8 @@ class NodeTable:
         if known is not None:
             check_rival(self._head, known, hello, proof)
         check_only_node(self._head, hello, member)
-        protocol = agreed(hello.protocol, hello.newest)
         node = Node(
-            hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member, protocol=protocol,
+            hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member,
             proof=proof, pid=hello.pid, program=hello.program,
         )  # fmt: skip
         if known is not None:

@@ -25,7 +25,6 @@ from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.shown import printable
 from rlinf_actors.wire import values
 from rlinf_actors.wire.program import Program
-from rlinf_actors.wire.protocol import OLDEST
 
 
 class NodeLife(str, enum.Enum):
@@ -163,7 +162,6 @@ class Node:
         uncredited: driver's incarnation -> cost of the lines that the driver got and has sent no LogCredit for.
         draining: why the node takes no new workers, "" if it takes them.
         jobs: the namespaces that have, or had, workers on the node.
-        protocol: the protocol version of the agentd's session.
         proof: a hash of the secret of the agentd's run directory, "" from an agentd of an earlier version.
         connected: False if the last message to the agentd could not be sent, because its connection had ended.
         warned: when the agentd was last told of a rival.
@@ -183,7 +181,6 @@ class Node:
     draining: str = ""
     member: Member = LOCAL
     jobs: set[str] = field(default_factory=set)
-    protocol: int = OLDEST
     proof: str = ""
     connected: bool = True
     warned: float = -math.inf
@@ -228,9 +225,7 @@ class Node:
     def state(self, rank: int, now: float) -> values.NodeState:
         """Return the node's state as clients receive it; *rank* is -1 if the node has none."""
         life, seen = self.life.value, now - self.last_seen
-        return values.NodeState(
-            self.report, self.incarnation, rank, life, seen, self.is_head, self.draining, self.protocol
-        )
+        return values.NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
 
 
 class Client(msgspec.Struct, gc=False):

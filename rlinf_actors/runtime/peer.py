@@ -58,7 +58,7 @@ from rlinf_actors.runtime.pending import (
 from rlinf_actors.runtime.worker_ends import rejection
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import NO_PARTS, AuthenticatedParts
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 
 log = logging.getLogger(__name__)
@@ -188,8 +188,8 @@ class Peer:
             return
         self.link_identity = identity
         join = frames.Join(
-            OLDEST, version.VERSION, PYTHON, self.own_identity, token, self.worker_id, self.succeeds, self._me,
-            PROTOCOL, sys.byteorder, bulk=self._may_use_bulk(address, endpoint),
+            PROTOCOL, version.VERSION, PYTHON, self.own_identity, token, self.worker_id, self.succeeds, self._me,
+            sys.byteorder, bulk=self._may_use_bulk(address, endpoint),
         )  # fmt: skip
         link.send(frames.encode(join), now=True)  # alone: what follows may be longer than a stranger's may be
         self._joined, self.relay = link, relay

@@ -59,7 +59,7 @@ from rlinf_actors.wire.client_messages import (
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.launch_messages import FindWorker, FoundWorker
 from rlinf_actors.wire.program import Program
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, expected
+from rlinf_actors.wire.protocol import PROTOCOL, expected
 from rlinf_actors.wire.values import Claim
 
 log = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ class Runtime:
             ProtocolMismatchError, AuthenticationError: the head rejected this process.
         """
         hello = ClientHello(
-            protocol=OLDEST,
+            protocol=PROTOCOL,
             version=version.VERSION,
             incarnation=self.incarnation,
             role=self.role,
@@ -260,7 +260,6 @@ class Runtime:
             pid_start=pid_start(os.getpid()),
             worker_id=self.worker_id,
             token=self.token,
-            newest=PROTOCOL,
             parent=self._parent,
             program=this_program() if self.role == "driver" else Program(),
         )

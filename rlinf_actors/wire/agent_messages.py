@@ -51,7 +51,7 @@ class StartWorkers(ForDriver, frozen=True):
     """Notice to an agentd: start these workers. For each of them agentd sends a WorkerReady or WorkerExited.
 
     A worker that agentd already has is not started again; if `detached` is True, agentd stores `owner` and `detached`
-    for this worker, and if the group was resized (`resizes` of the spec), the spec and `detail` (since protocol 7).
+    for this worker, and if the group was resized (`resizes` of the spec), the spec and `detail`.
 
     Attributes:
         owner: incarnation of the client that owns the group, "" if no client owns it.
@@ -105,7 +105,7 @@ class StopLooking(ControlMessage, frozen=True):
 
 
 class SendTrace(ControlMessage, frozen=True):
-    """Notice to an agentd, or since protocol 7 a driver: send TraceSent with the same id, as `question` says."""
+    """Notice to an agentd or a driver: send TraceSent with the same id, as `question` says."""
 
     id: Name
     question: trace_values.TraceQuestion
@@ -288,7 +288,7 @@ class AgentHello(ControlMessage, frozen=True):
     """First message of an agentd, answered by Welcome or Failed.
 
     Attributes:
-        protocol: the oldest protocol that the agentd speaks.
+        protocol: the protocol that the agentd speaks.
         version: its version of rlinf-actors, for people.
         incarnation: id of this run of agentd.
         node: report of the node.
@@ -300,11 +300,10 @@ class AgentHello(ControlMessage, frozen=True):
             worker id.
         watched: incarnations of the clients whose processes the agentd watches. Those processes live, however long the
             clients are silent.
-        newest: the newest protocol that the agentd speaks; 0 if it is `protocol`.
-        user: the user that the agentd says it runs as; "" from an agentd of protocol 6.
+        user: the user that the agentd says it runs as.
         secret: a secret that only agentds in this run directory know, by which a restarted agentd proves to the head
             that it may take the place of the one before; "" for none.
-        pid, program: (since protocol 7) its process, for people.
+        pid, program: its process, for people.
     """
 
     protocol: int
@@ -316,7 +315,6 @@ class AgentHello(ControlMessage, frozen=True):
     keeps: bool = False
     ended: Reasons = {}
     watched: OfNode[Name] = []
-    newest: int = 0
     user: Name = ""
     secret: Name = ""
     pid: Pid = 0
@@ -327,19 +325,18 @@ class ClientHello(ControlMessage, frozen=True):
     """First message of a driver, a worker or a child of a worker, answered by Welcome or Failed.
 
     Attributes:
-        protocol: the oldest protocol that the client speaks.
+        protocol: the protocol that the client speaks.
         version: its version of rlinf-actors, for people.
         incarnation: id of this run of the client.
-        role: "driver" or "worker". A child of a worker (since protocol 7) has the role "worker".
+        role: "driver" or "worker". A child of a worker has the role "worker".
         namespace: name of the job.
         host: host key of the client's machine.
         pid: the client's process. The agentds on the same host watch it.
         pid_start: start time of that process in clock ticks since boot (field 22 of /proc/PID/stat).
         worker_id: id of the worker or child, "" for a driver.
         token: the job's membership token. A worker has it from its start, a returning driver from its first Welcome.
-        newest: the newest protocol that the client speaks; 0 if it is `protocol`.
         parent: worker id of a child's parent, "" for other clients.
-        program: (since protocol 7) who runs what, from a driver.
+        program: who runs what, from a driver.
     """
 
     protocol: int
@@ -352,7 +349,6 @@ class ClientHello(ControlMessage, frozen=True):
     pid_start: int
     worker_id: Name = ""
     token: Name = ""
-    newest: int = 0
     parent: Name = ""
     program: Program = Program()
 
@@ -370,7 +366,6 @@ class Welcome(ControlMessage, frozen=True):
         robot_lease_s: length of a robot worker's lease. Agentds with robot workers beat four times in it, owners of
             robot workers eight times.
         head_grace_s: seconds for which the head may be silent while its machine answers.
-        protocol: the protocol of this session.
     """
 
     epoch: Name
@@ -380,7 +375,6 @@ class Welcome(ControlMessage, frozen=True):
     token: Name = ""
     robot_lease_s: RobotLease = 2.0
     head_grace_s: Number = 120.0
-    protocol: int = 5  # a head of protocol 5 does not say
 
 
 class Goodbye(ControlMessage, frozen=True):

@@ -85,12 +85,12 @@ class Launch(ControlMessage, frozen=True):
             or the job has no driver.
         wait_s: seconds that the launch may wait for robots that other groups hold. A StopGroup of the name withdraws a
             waiting launch.
-        outlives: (since protocol 7) True if the sender will send Detach once the group is constructed. The head refuses
+        outlives: True if the sender will send Detach once the group is constructed. The head refuses
             the launch if the group could not be detached.
-        get_if_exists: (since protocol 7) True to return a running group of this name instead, and to subscribe the
+        get_if_exists: True to return a running group of this name instead, and to subscribe the
             sender to it. Failed(kind=name_in_use) if that group's class has another qualname.
 
-        parts: (since protocol 7) number of LaunchParts that the sender has sent before, with all workers but the one in
+        parts: number of LaunchParts that the sender has sent before, with all workers but the one in
             `workers`; 0 if `workers` has all.
 
     A head of an older protocol ignores the last three, so clients do not send them to it.
@@ -122,9 +122,9 @@ class FindGroup(ControlMessage, frozen=True):
 
     Attributes:
         ended: True to return also a group that has ended, if the head remembers it.
-        launch: (since protocol 7) common beginning of the worker ids of the wanted launch (model.restart.launch_of).
+        launch: common beginning of the worker ids of the wanted launch (model.restart.launch_of).
             Another group of the same name then counts as not found. "" accepts any group of the name.
-        wait_s: (since protocol 7) seconds to wait for the launch of a group that does not exist yet.
+        wait_s: seconds to wait for the launch of a group that does not exist yet.
 
     A head of an older protocol ignores `launch` and `wait_s`.
     """
@@ -137,7 +137,7 @@ class FindGroup(ControlMessage, frozen=True):
 
 
 class Detach(ControlMessage, frozen=True):
-    """Let a constructed group outlive the sender, which owns it and stays subscribed. Since protocol 7.
+    """Let a constructed group outlive the sender, which owns it and stays subscribed.
 
     If the sender is a worker and its job has a driver, the job's first driver becomes the owner. Otherwise no client
     owns the group any longer, and the group ends only by a request that names it. `workers` are the ids of the group's
@@ -209,7 +209,7 @@ class ClientGone(ControlMessage, frozen=True):
 
 
 class Warn(ControlMessage, frozen=True):
-    """Notice to a client, or since protocol 7 to an agentd: a warning that the receiver logs once."""
+    """Notice to a client or an agentd: a warning that the receiver logs once."""
 
     text: Text
 
@@ -256,12 +256,11 @@ class Status(ControlMessage, frozen=True):
         stopped: emergency stops in force, one line each.
         trouble: problems of the head that need a person, one line each.
         at: the head's clock, in seconds since the epoch.
-        protocol: the newest protocol that the head speaks.
-        oldest: the oldest protocol that the head speaks.
+        protocol: the protocol that the head speaks.
         key_ends_at: time at which the key of the sender of GetStatus ends, in seconds since the epoch by the head's
             clock; None for never.
-        drivers: (since protocol 7) the connected drivers.
-        hooks: (since protocol 7) the head's hooks, for its administrator and local processes.
+        drivers: the connected drivers.
+        hooks: the head's hooks, for its administrator and local processes.
     """
 
     epoch: Name
@@ -274,8 +273,7 @@ class Status(ControlMessage, frozen=True):
     stopped: OfCluster[Text] = []
     trouble: Some[Text] = []
     at: Number = 0.0
-    protocol: int = 5  # a head of protocol 5 does not say
-    oldest: int = 5
+    protocol: int = 0
     key_ends_at: Union[Number, None] = None
     drivers: OfCluster[DriverState] = []
     hooks: Few[HookState] = []
@@ -361,7 +359,7 @@ class EStopped(ControlMessage, frozen=True):
 
 
 class EndGroup(ControlMessage, frozen=True):
-    """End a group, whichever client owns it: SIGTERM, and SIGKILL after `grace_s` seconds. Since protocol 7.
+    """End a group, whichever client owns it: SIGTERM, and SIGKILL after `grace_s` seconds.
 
     Answered by Done when all workers have ended, or by Failed(kind=not_found). The holder of a driver's key may end
     groups of its own jobs only. `by` is the sender's name, for people.
@@ -375,7 +373,7 @@ class EndGroup(ControlMessage, frozen=True):
 
 
 class KillWorker(ControlMessage, frozen=True):
-    """Kill one worker: SIGTERM and at once SIGKILL; a robot worker makes its robots safe before. Since protocol 7.
+    """Kill one worker: SIGTERM and at once SIGKILL; a robot worker makes its robots safe before.
 
     Answered by WorkerKilled when its agentd has reported its end, or by Failed(kind=not_found). It is not started
     again. The holder of a driver's key may kill workers of its own jobs only. `by` is the sender's name, for people.

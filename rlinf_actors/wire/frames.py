@@ -67,7 +67,7 @@ class Join(Frame, frozen=True, tag=0):
     """First message of every link, from the process that connects.
 
     Attributes:
-        protocol: the oldest protocol that the sender speaks.
+        protocol: the protocol that the sender speaks.
         version: the sender's version of rlinf-actors, for people.
         python: the sender's Python version, such as "3.11".
         name: name of the sender, such as "trainer:0".
@@ -75,7 +75,6 @@ class Join(Frame, frozen=True, tag=0):
         worker_id: id of the worker that the sender means to reach. Another worker at a reused address rejects the Join.
         succeeds: identities of the sender's earlier links to this worker whose connections were lost.
         worker: the sender's own worker id, "" for a driver.
-        newest: the newest protocol that the sender speaks; 0 if it is `protocol`.
         byte_order: byte order of the sender's machine, "little" or "big".
         place: in a job that emulates a network, the sender's ``group:rank`` or ``driver``, "@" and its node's rank.
         bulk: True if this link may use bulk streams (net.bulk).
@@ -89,7 +88,6 @@ class Join(Frame, frozen=True, tag=0):
     worker_id: Name
     succeeds: OfNode[Handle] = []
     worker: Name = ""
-    newest: int = 0
     byte_order: Name = "little"
     place: Name = ""
     bulk: bool = False
@@ -164,7 +162,7 @@ class Sibling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedCall(Frame, frozen=True, tag=70):
-    """A Call whose payload has the first part only: the others come as ShareParts or SharedParts. Since protocol 7."""
+    """A Call whose payload has the first part only: the others come as ShareParts or SharedParts."""
 
     id: int
     method: Text
@@ -247,11 +245,10 @@ class Raised(Frame, frozen=True, tag=9):
 
 
 class WhatRuns(Frame, frozen=True, tag=12):
-    """Ask which method the receiver runs. Answered with Runs by the receiver's I/O thread. Since protocol 6.
+    """Ask which method the receiver runs. Answered with Runs by the receiver's I/O thread.
 
-    An older worker does not answer, so the sender uses a short timeout. If `constructed` is True (since protocol 7),
-    the worker answers once its class is constructed, or with Raised if that fails; an older worker answers at once. If
-    `waits` is True (since protocol 7), the answer says what the worker waits for.
+    If `constructed` is True, the worker answers once its class is constructed, or with Raised if that fails. If `waits`
+    is True, the answer says what the worker waits for.
     """
 
     id: int
@@ -266,7 +263,6 @@ class Runs(Frame, frozen=True, tag=13):
         method: the method that has been running longest, "" for none.
         seconds: its running time so far.
         waiting: number of queued calls.
-        protocol: the newest protocol that the worker speaks. A worker of protocol 6 omits it.
         waits: what the worker's threads and tasks wait for, if WhatRuns asks for that.
     """
 
@@ -274,7 +270,6 @@ class Runs(Frame, frozen=True, tag=13):
     method: Name
     seconds: Number = 0.0
     waiting: int = 0
-    protocol: int = 6
     waits: Waits[Wait] = []
 
 
@@ -333,9 +328,9 @@ class Hidden(Frame, frozen=True, tag=17):
 
 
 class WhereIs(Frame, frozen=True, tag=60):
-    """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own). Since protocol 7.
+    """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own).
 
-    Answered by ChildIs or ChildEnded, once such a child has registered. Sent only to workers that speak protocol 7.
+    Answered by ChildIs or ChildEnded, once such a child has registered.
     """
 
     id: int
@@ -359,7 +354,7 @@ class ChildEnded(Frame, frozen=True, tag=62):
 
 
 class Resized(Frame, frozen=True, tag=14):
-    """Notice of a group's owner to its workers: the group has `world_size` ranks now. Since protocol 7."""
+    """Notice of a group's owner to its workers: the group has `world_size` ranks now."""
 
     world_size: int
 

@@ -48,7 +48,7 @@ class WorkerBatch(values.Value, frozen=True):
 
 
 class LaunchPart(ControlMessage, frozen=True):
-    """Workers of a Launch or AddRanks that will follow. Since protocol 7. May be sent twice. Answered by Done.
+    """Workers of a Launch or AddRanks that will follow. May be sent twice. Answered by Done.
 
     The head keeps the parts of a client's launch until its Launch, AddRanks, ResizeGroup or StopGroup arrives or the
     client ends, and starts nothing before. Failed(kind=parts) asks to begin again at the first part, because the head
@@ -68,7 +68,7 @@ class LaunchPart(ControlMessage, frozen=True):
 
 
 class FindWorker(ControlMessage, frozen=True):
-    """Return the state of one worker of the sender's job. Answered by FoundWorker. Since protocol 7."""
+    """Return the state of one worker of the sender's job. Answered by FoundWorker."""
 
     namespace: Name
     group: Name

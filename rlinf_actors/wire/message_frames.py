@@ -107,7 +107,7 @@ class Returned(Frame, frozen=True, tag=22):
 
 
 class Written(Frame, frozen=True, tag=23):
-    """Notice: the first `size` bytes of the last part of message `n` of outbox `id` are written. Since protocol 7.
+    """Notice: the first `size` bytes of the last part of message `n` of outbox `id` are written.
 
     The part lies in the sender's shared memory. 0 if the sender cannot write the part: the message is lost.
     """

@@ -26,7 +26,7 @@ NodeAnswer = Union[LogSlice, StackAnswer, NodeFigures, CheckAnswer, DebugAnswer,
 
 
 class AskNode(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id` answer `question`. Since protocol 7.
+    """Ask the head to have the node `node_id` answer `question`.
 
     A TraceSwitch may also go to the job's driver with the incarnation `node_id`.
 
@@ -42,7 +42,7 @@ class NodeAnswered(ControlMessage, frozen=True):
 
 
 class AskAgent(ControlMessage, frozen=True):
-    """Notice to an agentd or driver: answer `question` by AgentAnswered with the same id. Since protocol 7."""
+    """Notice to an agentd or driver: answer `question` by AgentAnswered with the same id."""
 
     id: Name
     question: NodeQuestion

@@ -1,10 +1,8 @@
 """Version of the protocol, base class of all control messages, and limits of the values in messages. Pure.
 
-House rules. A head serves peers of the protocols `OLDEST` to `PROTOCOL`, and a worker accepts links from them, so that
-a cluster can be upgraded node by node, the head first. Therefore a message or frame only gains fields with a default,
-and the default means the behaviour of the older version. A new message is sent only to a peer whose session speaks the
-protocol that introduced it, or to a peer that may ignore the message while no process waits for an answer. A renamed
-class keeps its tag.
+House rules. There is one protocol, and every process of a cluster speaks it: a head and a worker refuse a peer that
+speaks another one, before they act on anything else that it says. A change of a message or frame raises `PROTOCOL`. The
+first message of a peer keeps its fields `protocol` and `version`.
 
 Receivers reject values beyond the limits while they decode. Senders must therefore not make such values, and values
 from users are checked where they enter (`waiting`, `deadline`).
@@ -26,42 +24,20 @@ from rlinf_actors.shown import printable as printable
 
 T = TypeVar("T")
 
-PROTOCOL = 7
-"""The newest protocol that this version speaks.
+PROTOCOL = 1
+"""The protocol of this version.
 
-It is raised with each release that adds to the control messages (`wire.control_codec`), to values.py or to frames.py.
+It is raised with each release that changes the control messages (`wire.control_codec`), values.py or frames.py.
 """
-OLDEST = 6
-"""The oldest protocol that this version speaks."""
 
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Base of all control messages. The class's name is the tag by which the receiver recognises the message."""
 
 
-def agreed(oldest: int, newest: int) -> int:
-    """Return the protocol that this process speaks with a peer, 0 if the two have none in common.
-
-    *oldest* and *newest* are the oldest and newest protocol that the peer speaks. A *newest* of 0 means *oldest*.
-    """
-    common = min(max(oldest, newest), PROTOCOL)
-    return common if common >= max(oldest, OLDEST) else 0
-
-
-def spoken(oldest: int, newest: int) -> str:
-    """Return the protocols of a peer as text, such as "protocols 6 to 7".
-
-    *oldest* and *newest* are the oldest and newest protocol that the peer speaks. A *newest* of 0 means *oldest*.
-    """
-    return f"protocol {oldest}" if newest <= oldest else f"protocols {oldest} to {newest}"
-
-
-def what_to_upgrade(oldest: int, peer: str, this: str) -> str:
-    """Return the advice "upgrade *peer*" or "upgrade *this*" for two processes without a common protocol.
-
-    *oldest* is the oldest protocol that the peer speaks; *peer* and *this* are names for people.
-    """
-    return f"upgrade {this}" if oldest > PROTOCOL else f"upgrade {peer}"
+def what_to_upgrade(protocol: int, peer: str, this: str) -> str:
+    """Return the advice "upgrade *peer*" or "upgrade *this*", names for people, if *peer* speaks another *protocol*."""
+    return f"upgrade {this if protocol > PROTOCOL else peer}"
 
 
 MAX_CONTROL_BYTES = 16 << 20

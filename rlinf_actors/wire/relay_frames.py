@@ -1,4 +1,4 @@
-"""Relayed: the one frame between a process and the relay of another node, in both directions. Since protocol 7.
+"""Relayed: the one frame between a process and the relay of another node, in both directions.
 
 A relay passes messages between a process and the workers of the relay's node. It reads only this header: the headers
 and parts of the messages that it passes on are parts of this frame, which it does not decode.

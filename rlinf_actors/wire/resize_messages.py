@@ -8,7 +8,7 @@ from rlinf_actors.wire.protocol import ControlMessage, Number
 
 
 class AddRanks(ControlMessage, frozen=True):
-    """Start more workers for a running group, which the sender owns. Since protocol 7. May be sent twice.
+    """Start more workers for a running group, which the sender owns. May be sent twice.
 
     Answered by Launched, whose group has the new workers alone. They are no members of the group until the sender has
     constructed them and has sent ResizeGroup. The field `resizes` of their specs is -1; their ranks follow the group's
@@ -23,7 +23,7 @@ class AddRanks(ControlMessage, frozen=True):
 
 
 class ResizeGroup(ControlMessage, frozen=True):
-    """Set the number of ranks of a running group, which the sender owns. Since protocol 7. May be sent twice.
+    """Set the number of ranks of a running group, which the sender owns. May be sent twice.
 
     Added ranks below `world_size` become members. Workers of other ranks are no members any longer. If `stop` is True,
     these get SIGTERM, and SIGKILL after `grace_s` seconds, and Done is sent when they have ended. Otherwise Done is

@@ -194,7 +194,6 @@ class NodeState(Value, frozen=True):
         is_head: True if the head runs in the node's agentd.
         draining: the reason of its drain and who asked for the drain, "" if the node is not drained. The drain of a
             lost node stays in force for its return.
-        protocol: protocol of its agentd's session; 0 from heads before protocol 7.
         closed: why the receiver may not launch workers on the node, "" if it may.
     """
 
@@ -205,7 +204,6 @@ class NodeState(Value, frozen=True):
     last_seen_s: float
     is_head: bool = False
     draining: Text = ""
-    protocol: int = 0
     closed: Text = ""
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rlinf_actors import version
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
+from rlinf_actors.wire.protocol import PROTOCOL, what_to_upgrade
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ def refusal(join: frames.Join, name: str, worker_id: str, token: str) -> Refusal
 
     *token* is the token of the worker's job.
     """
-    if not agreed(join.protocol, join.newest):
-        theirs, ours = spoken(join.protocol, join.newest), spoken(OLDEST, PROTOCOL)
+    if join.protocol != PROTOCOL:
+        theirs, ours = f"protocol {join.protocol}", f"protocol {PROTOCOL}"
         advice = what_to_upgrade(join.protocol, join.name, f"the node of {name}")
         versions = f"{join.name} is rlinf-actors {join.version} ({theirs}), {name} is {version.VERSION}"
         return Refusal("protocol", f"{versions} ({ours}): {advice}", f"it speaks {theirs}, not {ours}")

@@ -44,7 +44,6 @@ from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import PTRACE
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire import template_protocol as packets
-from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.wire.worker_questions import (
     AskWorker,
@@ -360,7 +359,7 @@ def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None, s
     if not isinstance(executor.main if isinstance(executor, BesideExecutor) else executor, ThreadsExecutor):
         context.runtime.serving_thread = threading.get_ident()
     server.open(executor)
-    server.answer(creation.peer, frames.Runs(creation.frame.id, "", protocol=PROTOCOL))
+    server.answer(creation.peer, frames.Runs(creation.frame.id, ""))
     server.constructed.set()
     executor.serve(instance)
     method = executor.activity().method

@@ -43,7 +43,6 @@ from rlinf_actors.security.members import Gate
 from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import NO_PARTS, AuthenticatedParts, Copy
-from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.worker import joining
 from rlinf_actors.worker.calls import Calls
 from rlinf_actors.worker.executors import Executor
@@ -165,7 +164,7 @@ class WorkerServer:
         Main thread, after the construction.
         """
         for peer, id in self._calls.open(executor):
-            self.answer(peer, frames.Runs(id, "", protocol=PROTOCOL))
+            self.answer(peer, frames.Runs(id, ""))
 
     def serve(
         self, kinds: Iterable[type[frames.Frame]], handler: Handler, anywhere: Callable[[Any], bool] | None = None
@@ -356,7 +355,7 @@ class WorkerServer:
             doing = self.activity()
             seconds = max(0.0, time.perf_counter() - doing.since) if doing.method else 0.0
             waits = worker_waits(self.executor) if frame.waits else []
-            runs = frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting, PROTOCOL, waits)
+            runs = frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting, waits)
             self.answer(peer, runs)
         elif type(frame) is frames.Dropped:
             self._members[peer].dropped(frame)
@@ -382,7 +381,7 @@ class WorkerServer:
         if self._calls.failure is not None:
             self.answer(peer, *failure.encode(id, self._calls.failure))
         else:
-            self.answer(peer, frames.Runs(id, "", protocol=PROTOCOL))
+            self.answer(peer, frames.Runs(id, ""))
 
     def _watch(self, peer: bytes, pid: int) -> None:
         """Watch the process *pid* of a peer on this machine by a pidfd, and call `peer_gone` when the process ends.

@@ -20,17 +20,17 @@ from workers_kit import HERE, children, make, order, spec
 
 import agentd.sweep
 from agentd import adoption, keeper_client, owner
-from agentd.adoption import Survivors, end_template, take_inventory
+from agentd.adoption import Survivors, end_template, refuse_other_protocols, take_inventory
 from agentd.launch_plan import Rules, Site
 from agentd.run_dir import OrderLedger, make_directories
 from agentd.sweep import Sweep
 from agentd.template_start import TemplateStarter
 from rlinf_actors import procfs
-from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.errors import ProtocolMismatchError, RlinfActorsError
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.testing.faults import templates
 from rlinf_actors.wire import template_protocol
-from rlinf_actors.wire.protocol import OLDEST
+from rlinf_actors.wire.protocol import PROTOCOL
 
 pytestmark = pytest.mark.live
 
@@ -134,14 +134,18 @@ async def test_adopted_template_forks_workers_only_if_code_and_settings_are_unch
             assert [running.pid for running in kids._templates.running] != [template]
 
 
-@pytest.mark.parametrize("protocol", [OLDEST, OLDEST - 1])
-async def test_template_of_the_previous_protocol_is_adopted_and_an_older_one_ended(tmp_path, protocol):
-    one = spec(0)
+async def test_agentd_refuses_to_start_beside_a_template_of_another_protocol(tmp_path):
+    one, run_dir = spec(0), tmp_path / "run"
     _, template = await start_and_leave(tmp_path, one)
-    (path,) = (tmp_path / "run" / "t").glob("*.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": protocol}))
-    async with take_over(tmp_path, template) as (kids, _reports, _):
-        assert (one.id in kids._workers) == (protocol == OLDEST)
+    refuse_other_protocols(str(run_dir))
+    (path,) = (run_dir / "t").glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": PROTOCOL + 1}))
+    said = rf"process {template} of .* with 1 worker, .* protocol {PROTOCOL + 1}; .* --reap --run-dir {run_dir}`"
+    with pytest.raises(ProtocolMismatchError, match=said):
+        refuse_other_protocols(str(run_dir))
+    assert procfs.stat(template) is not None
+    assert one.id in (await take_inventory(str(run_dir), False)).lost, "as agentd --reap does"
+    refuse_other_protocols(str(run_dir))
 
 
 async def test_killed_keeper_is_replaced_and_no_worker_ends(tmp_path):

@@ -219,4 +219,4 @@ def test_pythonbreakpoint_of_the_driver_reaches_its_workers(local, monkeypatch):
 
 @pytest.mark.parametrize("target", ["greeters", "greeters:x", "nobody:0", "greeters:1"])
 def test_a_worker_that_does_not_run_is_a_usage_error(shown, target):
-    assert shown("attach", target, status=replace(example_status(), protocol=7))[0] == 64
+    assert shown("attach", target, status=replace(example_status()))[0] == 64

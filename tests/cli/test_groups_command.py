@@ -23,7 +23,7 @@ class Pid(Worker):
 def with_groups(*groups, **more):
     status = example_status()
     made = [replace(status.groups[0], namespace=namespace, name=name) for namespace, name in groups]
-    return replace(status, groups=made, protocol=7, **more)
+    return replace(status, groups=made, **more)
 
 
 def test_detached_group_is_shown_as_detached(shown):

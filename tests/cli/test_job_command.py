@@ -25,7 +25,7 @@ class Pid(Worker):
 
 
 def status_with(*drivers: DriverState, **more):
-    return replace(example_status(), drivers=list(drivers), at=1000.0 + 3 * 3600, protocol=7, **more)
+    return replace(example_status(), drivers=list(drivers), at=1000.0 + 3 * 3600, **more)
 
 
 def test_jobs_are_listed_with_who_runs_what(shown):

@@ -235,7 +235,7 @@ def status_of_two_jobs():
         )
         for job in ("a", "b")
     ]
-    return replace(example_status(), groups=groups, protocol=7)
+    return replace(example_status(), groups=groups)
 
 
 def test_workers_are_chosen_by_group_rank_and_job():

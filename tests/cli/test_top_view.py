@@ -26,7 +26,7 @@ def cluster() -> Board:
         return GroupState("job", name, "m:C", "d", "running", workers)
 
     groups = [group("actor", 0, 1), group("env", 1), group("channel@a", 0), group("channel@b", 0)]
-    status = Status("e", "1", 1.0, nodes, groups, [], at=5.0, protocol=7)
+    status = Status("e", "1", 1.0, nodes, groups, [], at=5.0)
 
     def worker(id: str, cpu_s: float, rss: int, gpu: int, method: str = "") -> WorkerFigures:
         return WorkerFigures(id, ProcessFigures(cpu_s, rss), method, 90.0, accelerator_bytes=gpu)

@@ -55,7 +55,7 @@ def node_report(id: str, ip: str = "", **more: Any) -> NodeReport:
 
 
 def agent_hello(id: str, incarnation: str = "", **more: Any) -> AgentHello:
-    said = ("is_head", "workers", "watched", "protocol", "newest", "version", "user", "secret", "pid", "program")
+    said = ("is_head", "workers", "watched", "protocol", "version", "user", "secret", "pid", "program")
     hello = {name: more.pop(name) for name in said if name in more}
     return AgentHello(
         **{

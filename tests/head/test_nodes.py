@@ -11,7 +11,7 @@ from rlinf_actors.head.commands import Refuse, TimerDue
 from rlinf_actors.head.timers import TURN
 from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, Goodbye, Welcome
 from rlinf_actors.wire.client_messages import Nodes, WorkerChanged
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
 
@@ -29,49 +29,23 @@ def order(answer) -> list[tuple[int, str]]:
 
 def test_a_hello_is_welcomed_with_the_timers():
     kit = HeadKit(beat_s=0.5, lease_s=7.0)
-    assert kit.node("n0") == Welcome("epoch", "1.0", 0.5, 7.0, "", protocol=PROTOCOL)
+    assert kit.node("n0") == Welcome("epoch", "1.0", 0.5, 7.0, "")
     assert kit.node_states() == {"n0": "ready"}
-
-
-@pytest.mark.parametrize("hello", [agent_hello, client_hello])
-@pytest.mark.parametrize(
-    ("peer", "spoken"),
-    [
-        ({"protocol": OLDEST}, OLDEST),
-        ({"protocol": PROTOCOL}, PROTOCOL),
-        ({"protocol": OLDEST, "newest": PROTOCOL}, PROTOCOL),
-        ({"protocol": PROTOCOL, "newest": PROTOCOL + 1}, PROTOCOL),
-        ({"protocol": OLDEST - 1, "newest": OLDEST}, OLDEST),
-    ],
-)
-def test_session_uses_the_newest_protocol_of_both_ends(hello, peer, spoken):
-    kit = HeadKit()
-    welcome = kit.ask("p", hello("n0", **peer))
-    assert isinstance(welcome, Welcome)
-    assert welcome.protocol == spoken
-    node = kit.head.nodes.of_peer(b"p")
-    assert (node is not None) == (hello is agent_hello)
-    assert node is None or node.protocol == spoken
 
 
 @pytest.mark.parametrize(
     ("hello", "who"), [(agent_hello, "this agentd"), (client_hello, "this driver")], ids=["agent", "driver"]
 )
 @pytest.mark.parametrize(
-    ("peer", "theirs", "advice"),
-    [
-        ({"protocol": 99}, "protocol 99", "upgrade the head first"),
-        ({"protocol": 98, "newest": 99}, "protocols 98 to 99", "upgrade the head first"),
-        ({"protocol": OLDEST - 1}, f"protocol {OLDEST - 1}", "upgrade {who}"),
-    ],
+    ("protocol", "advice"), [(PROTOCOL + 1, "upgrade the head first"), (PROTOCOL - 1, "upgrade {who}")]
 )
-def test_peer_without_a_common_protocol_learns_what_to_upgrade(hello, who, peer, theirs, advice):
+def test_peer_of_another_protocol_learns_what_to_upgrade(hello, who, protocol, advice):
     kit = HeadKit()
-    refused = kit.ask("p", hello("n0", version="9.9", **peer))
+    refused = kit.ask("p", hello("n0", version="9.9", protocol=protocol))
     assert isinstance(refused, Refuse)
     assert refused.kind == "protocol"
-    assert f"{who} is rlinf-actors 9.9 ({theirs})" in refused.text
-    assert f"the head is 1.0 (protocols {OLDEST} to {PROTOCOL})" in refused.text
+    assert f"{who} is rlinf-actors 9.9 (protocol {protocol})" in refused.text
+    assert f"the head is 1.0 (protocol {PROTOCOL})" in refused.text
     assert refused.text.endswith(advice.format(who=who))
 
 

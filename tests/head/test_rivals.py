@@ -12,7 +12,6 @@ from rlinf_actors.wire.agent_messages import Beat, Goodbye, Welcome
 from rlinf_actors.wire.client_messages import Warn
 from rlinf_actors.wire.key_messages import AddKey, Enroll, Enrolled, KeyLimits, RotateKey
 from rlinf_actors.wire.program import Program
-from rlinf_actors.wire.protocol import PROTOCOL
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_key_is_bound_to_the_node_and_user_of_its_enrolment():
     assert isinstance(kit.ask("join", Enroll(key("a"), "id-1", "lab-a")), Enrolled)
     assert kit.listed()["a"].limits == KeyLimits("lab-a", "id-1")
     kit.keyed["a:n1"] = key("a")
-    hello = {"hostname": "n1", "newest": PROTOCOL}
+    hello = {"hostname": "n1"}
     assert "node id is id-2" in refused(kit.ask("a:n1", agent_hello("id-2", user="lab-a", **hello)))
     for user in ("lab-b", ""):
         assert "not for agentds of user" in refused(kit.ask("a:n1", agent_hello("id-1", user=user, **hello)))

@@ -61,9 +61,9 @@ class World:
             if isinstance(came[self._seen - 1], kind):
                 return came[self._seen - 1]
 
-    async def speaks(self, protocol: int = 7) -> None:
+    async def speaks(self) -> None:
         question = await self.asked(frames.WhatRuns)
-        self.worker.say(frames.Runs(question.id, "", protocol=protocol))
+        self.worker.say(frames.Runs(question.id, ""))
 
     async def report_child(self, id: str = "id-0_1") -> int:
         """The worker reports that the child is up. Returns the number of the request."""

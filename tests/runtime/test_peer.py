@@ -18,7 +18,7 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Endpoint
 
 
@@ -34,7 +34,7 @@ async def test_peer_sends_join_then_create_then_its_backlog(peer, worker):
     connect(peer, worker, lambda: (frames.encode(frames.Create(99, "m:C", {})), [b"cls"]))
     peer.send(frames.Call(call + 1, "next"))
     join, create, one, two = await worker.until(4)
-    assert (join.protocol, join.newest) == (OLDEST, PROTOCOL)
+    assert join.protocol == PROTOCOL
     assert (join.token, join.worker_id, join.name) == ("token", "id-0", "driver:x")
     assert isinstance(create, frames.Create)
     assert (one.method, two.method) == ("step", "next")

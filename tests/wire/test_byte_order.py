@@ -80,5 +80,5 @@ def test_only_listed_modules_use_ctypes():
     assert MEMORY - users == set()
 
 
-def test_join_of_protocol_6_is_little_endian():
+def test_join_without_a_byte_order_is_little_endian():
     assert frames.Join(6, "1", "3.11", "d", "t", "w").byte_order == "little"

@@ -238,7 +238,7 @@ BODIES = [
         "e-6", CheckAnswer(1.5, path=PathAnswer(1, b"s", "10.0.0.1", Transfer(1, 0.5), rtt_s=0.1, heard=True))
     ),
     DrainNode("id", "kim@lab", "new disk", True),
-    Drained(NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk", protocol=7)),
+    Drained(NodeState(NODE, "inc", 0, "draining", 0.0, draining="new disk")),
     WorkersHealth([WorkerHealth("w-0", "it does not answer", for_s=5.5)]),
     OutputLost("w-0", "No space left on device"),
     RefusalReport([Refusal("a connection from 10.0.0.9: it came without a key", 7, "w-0")]),
@@ -369,7 +369,7 @@ FRAMES = [
     frames.Item(3),
     frames.Raised(2, "raised", "ValueError", "boom", "Traceback"),
     frames.WhatRuns(5),
-    frames.Runs(5, "step", 2.5, 3, 7),
+    frames.Runs(5, "step", 2.5, 3),
     frames.WhereIs(5, [1, 0]),
     frames.ChildIs(5, "w-0_1", Endpoint("h", "ipc:///run/w-0_1", "tcp://10.0.0.1:4242")),
     frames.Resized(3),

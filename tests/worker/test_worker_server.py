@@ -17,7 +17,7 @@ from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.client_messages import WatchClients
 from rlinf_actors.wire.payload import AuthenticatedParts
-from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.worker.remote_peers import RemotePeers
 from rlinf_actors.worker.worker_server import WorkerServer
 from tests.memory_network import MemoryNetwork
@@ -144,7 +144,7 @@ async def test_call_that_cannot_be_decoded_is_answered(ends):
 async def test_running_call_is_reported_also_during_construction(ends):
     ends.join()
     ends.say(frames.WhatRuns(7))
-    assert (await ends.until(1))[0][0] == frames.Runs(7, "", protocol=PROTOCOL)
+    assert (await ends.until(1))[0][0] == frames.Runs(7, "")
     ends.server.constructing()
     ends.call(1)
     ends.say(frames.WhatRuns(8))
@@ -181,7 +181,7 @@ async def test_failed_constructor_fails_earlier_and_later_calls(ends):
         ({"token": "guess"}, "authentication", "does not belong to the job"),
         ({"worker_id": "id-9"}, "authentication", "looked for another worker"),
         ({"protocol": PROTOCOL + 1}, "protocol", rf"\(protocol {PROTOCOL + 1}\), .*: upgrade the node of g:0"),
-        ({"protocol": OLDEST - 1}, "protocol", rf"\(protocol {OLDEST - 1}\), .*: upgrade driver"),
+        ({"protocol": PROTOCOL - 1}, "protocol", rf"\(protocol {PROTOCOL - 1}\), .*: upgrade driver"),
     ],
 )
 async def test_links_of_non_members_are_rejected_with_the_reason(ends, changes, kind, said):
@@ -195,15 +195,6 @@ async def test_links_of_non_members_are_rejected_with_the_reason(ends, changes, 
     assert re.search(said, answer.text)
     assert rest == []
     assert len(ends.came) == 1
-
-
-@pytest.mark.parametrize("speaks", [{"protocol": OLDEST}, {"protocol": OLDEST, "newest": PROTOCOL + 1}])
-async def test_link_of_the_previous_protocol_is_accepted(ends, speaks):
-    ends.server.open(Inline())
-    ends.join(**speaks)
-    ends.call(1)
-    (answer, _), *_ = await ends.until(1)
-    assert isinstance(answer, frames.Ok)
 
 
 async def test_link_from_a_machine_of_another_byte_order_is_rejected(ends):
@@ -434,8 +425,5 @@ async def test_repeated_create_is_answered_and_constructs_nothing(ends):
     await ends.until(1)
     ends.say(frames.Create(9, "m:C", {}))
     await ends.until(2)
-    assert [(type(frame), frame.id, frame.protocol) for frame, _ in ends.came] == [
-        (frames.Runs, 8, PROTOCOL),
-        (frames.Runs, 9, PROTOCOL),
-    ]
+    assert [(type(frame), frame.id) for frame, _ in ends.came] == [(frames.Runs, 8), (frames.Runs, 9)]
     assert ends.server.creations.empty()
