@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from rlinf_actors.cli.output import note
+from rlinf_actors.errors import ProtocolMismatchError
 from rlinf_actors.net import discovery
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.rpc import ControlClient
@@ -22,9 +23,10 @@ from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime.progress import Facts, named, seen, showing
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import HEAD, Settings
+from rlinf_actors.version import VERSION
 from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
-from rlinf_actors.wire.protocol import expected
+from rlinf_actors.wire.protocol import PROTOCOL, expected, what_to_upgrade
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -58,8 +60,17 @@ def find_head(given: str | None, settings: Settings) -> str:
 
 
 def fetch_status(endpoint: str, settings: Settings) -> Status:
-    """Ask the head at *endpoint* for the state of the cluster, and return it. Blocks, for at most TIMEOUT_S seconds."""
-    return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
+    """Ask the head at *endpoint* for the state of the cluster, and return it. Blocks, for at most TIMEOUT_S seconds.
+
+    Raise ProtocolMismatchError if the head speaks another protocol.
+    """
+    status = asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
+    if status.protocol != PROTOCOL:
+        raise ProtocolMismatchError(
+            f"the head at {endpoint} is rlinf-actors {status.version} (protocol {status.protocol}), this command is "
+            f"{VERSION} (protocol {PROTOCOL}): {what_to_upgrade(status.protocol, 'the head', 'this environment')}"
+        )
+    return status
 
 
 def status_of(head: str | None) -> tuple[str, Status]:

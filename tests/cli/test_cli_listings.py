@@ -11,13 +11,26 @@ from cli_kit import ENDPOINT, example_status
 from msgspec.structs import replace
 from terminal import terminal as narrow_terminal
 
-from rlinf_actors.cli import output
+from rlinf_actors.cli import output, queries
 from rlinf_actors.cli.channel_command import waiter_name
 from rlinf_actors.cli.process_figures import Figures
 from rlinf_actors.cli.views import worker_dict
+from rlinf_actors.errors import ProtocolMismatchError
+from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.program import DriverState, Program
+from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import WorkerPulse, WorkerState
+
+
+def test_a_head_of_another_protocol_is_refused(monkeypatch):
+    async def ask(*_):
+        return Status("e", "9.9", 1.0, [], [], [], protocol=PROTOCOL + 1)
+
+    monkeypatch.setattr(queries, "_ask", ask)
+    said = rf"{ENDPOINT} is rlinf-actors 9.9 .protocol {PROTOCOL + 1}., .*: upgrade this environment"
+    with pytest.raises(ProtocolMismatchError, match=said):
+        queries.fetch_status(ENDPOINT, Settings())
 
 
 def test_nodes_of_one_host_name_have_their_ranks_or_ids_in_lists(shown):
