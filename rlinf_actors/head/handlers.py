@@ -113,8 +113,6 @@ class Handlers:
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,
             node_questions.AgentAnswered: head.queries.found,
-            # from an agentd of an earlier version: workers write refusals to their own logs now
-            agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
         }
         self._notices_of_clients: Mapping[type[Any], Callable[[Client, Any], Sliced[None] | None]] = {

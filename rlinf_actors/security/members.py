@@ -139,7 +139,6 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "WorkersHealth": _AGENT,
         "OutputLost": _AGENT,
         "LogLines": _AGENT | _HEAD,
-        "RefusalReport": _AGENT,
         # the head to clients
         "WorkerChanged": _HEAD,
         "ClientGone": _HEAD,

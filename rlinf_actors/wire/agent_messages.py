@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from rlinf_actors.wire import trace_values, values
-from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Some, Text
+from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Text
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.program import Program
-from rlinf_actors.wire.protocol import ControlMessage, Count, Lease, Number, Pid, RobotLease
+from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, RobotLease
 
 LINE_COST = 32
 """Credit that a line of output takes in addition to its characters, so that empty lines are not free."""
@@ -193,26 +193,6 @@ class OutputLost(ControlMessage, frozen=True):
 
     id: Name
     text: Text = ""
-
-
-class Refusal(values.Value, frozen=True):
-    """Connections that a socket rejected, as one entry of a RefusalReport. `times` is their number.
-
-    `text` names the peer and the reason. `worker` is the id of the worker that has the socket, "" if a template has it.
-    """
-
-    text: Text
-    times: Count = 1
-    worker: Name = ""
-
-
-class RefusalReport(ControlMessage, frozen=True):
-    """Notice of an agentd or template of an earlier version: connections that sockets of its node rejected.
-
-    The head ignores it. No process of this version sends it. This class can be removed once OLDEST is above 7.
-    """
-
-    refusals: Some[Refusal]
 
 
 UPDATE = "\r"
@@ -418,6 +398,6 @@ AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
     StopLooking, SendTrace, TraceSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LeaseEnded,
     WorkersHealth,
-    OutputLost, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
+    OutputLost, LogLines, LogCredit, FlushLogs, Flushing,
 ]  # fmt: skip
 """Every control message of this file."""

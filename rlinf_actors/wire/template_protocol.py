@@ -12,7 +12,6 @@ from typing import Annotated, Union
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.wire.agent_messages import RefusalReport
 from rlinf_actors.wire.bounds import Address, Few, Method, Name, OfNode, Path, Report, Some, Text, Variables
 from rlinf_actors.wire.protocol import ControlMessage, Lease, Number, Pid, Port, checked
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
@@ -466,10 +465,10 @@ ToTemplate = Union[
 ]  # fmt: skip
 ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, Renewed, LeaseLost, LogsGrew, LogsLost, LockDevices,
-    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport, WorkerAnswered,
+    UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, WorkerAnswered,
     TracerAllowed,
 ]  # fmt: skip
-"""Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
+"""Packets that agentd receives."""
 
 encode: Callable[[ToTemplate | ToAgent | ToWorker | ToWatchdog], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_template: Callable[[bytes | memoryview], ToTemplate] = checked(ToTemplate, "a packet for a template")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from keys_kit import KeysKit, key, two_jobs
+from keys_kit import KeysKit, key
 
 from rlinf_actors.head import refusal_log
 from rlinf_actors.head.commands import Command, ConnectionRejected
 from rlinf_actors.head.refusal_log import KINDS
-from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 from rlinf_actors.wire.key_messages import GetKeys
 
 
@@ -74,21 +73,3 @@ def test_repeated_refusal_of_a_member_is_logged_once(kit):
     assert refused(kit.wait(refusal_log.WINDOW_S)) == [
         "refused: driver 'bob' may not say GetKeys (49 more in the last 60 s)"
     ]
-
-
-@pytest.fixture
-def jobs() -> KeysKit:
-    made = two_jobs()
-    made.ready("a:n0", "g-0")
-    return made
-
-
-STRANGER = "a connection from 10.0.0.9: key xxxxxxxx is not its job's"
-
-
-def test_report_of_an_agent_of_an_earlier_version_is_ignored(jobs):
-    jobs.tell("a:n0", RefusalReport([Refusal(STRANGER, 3, "g-0")]))
-    assert (jobs.records(), jobs.head.unexpected) == ([], 0)
-    for peer in ("ann", "w"):
-        jobs.tell(peer, RefusalReport([Refusal(STRANGER, 1, "g-0")]))
-        assert jobs.records()[0].endswith("may not say RefusalReport")
