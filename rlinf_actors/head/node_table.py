@@ -233,7 +233,6 @@ class NodeTable:
     def heard(self, node: Node) -> None:
         """Renew the lease of a node whose agentd has sent a message of any kind."""
         was_suspect = node.life is NodeLife.SUSPECT
-        node.connected = True
         if was_suspect:
             self._end_suspicion(node)
         node.last_seen = self._head.now
@@ -298,8 +297,6 @@ class NodeTable:
         node whose workers may outlive its agentd, because the next agentd may take them over.
         """
         node = self._by_peer.get(peer)
-        if node is not None:
-            node.connected = False
         if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:
             silence = self._head.now - node.last_seen
             reason = f"its agentd was silent for {silence:.0f} s and is not connected"

@@ -162,10 +162,9 @@ class Node:
         uncredited: driver's incarnation -> cost of the lines that the driver got and has sent no LogCredit for.
         draining: why the node takes no new workers, "" if it takes them.
         jobs: the namespaces that have, or had, workers on the node.
-        proof: a hash of the secret of the agentd's run directory, "" from an agentd of an earlier version.
-        connected: False if the last message to the agentd could not be sent, because its connection had ended.
+        proof: a hash of the secret of the agentd's run directory, "" if it has none.
         warned: when the agentd was last told of a rival.
-        pid, program: the agentd's process, for people; 0 from an agentd of an earlier version.
+        pid, program: the agentd's process, for people; 0 until it is back after a restart of the head.
     """
 
     report: values.NodeReport
@@ -182,7 +181,6 @@ class Node:
     member: Member = LOCAL
     jobs: set[str] = field(default_factory=set)
     proof: str = ""
-    connected: bool = True
     warned: float = -math.inf
     pid: int = 0
     program: Program = field(default_factory=Program)

@@ -4,8 +4,6 @@ A hello never takes a living node over, because whoever has a copy of the node's
 no secret. Two things decide instead. The agentds of one run directory share a secret, which other users cannot read. An
 agentd that knows it comes after the one before, which has ended, and takes its place at once. Any other agentd must
 wait until the one before has said goodbye or was silent for a lease. It tries again until then, and both are told.
-
-An agentd of protocol 6 has no secret. Another one takes its place when its connection has ended.
 """
 
 from __future__ import annotations
@@ -41,12 +39,7 @@ def check_rival(head: Coordinator, known: Node, hello: AgentHello, proof: str) -
 
     *proof* is the hash of the secret in the hello.
     """
-    if known.life is NodeLife.LOST or hello.is_head:
-        return
-    if known.proof:
-        if hmac.compare_digest(known.proof, proof):
-            return
-    elif known.incarnation == hello.incarnation or not known.alive or not known.connected:
+    if known.life is NodeLife.LOST or hello.is_head or (known.proof and hmac.compare_digest(known.proof, proof)):
         return
     there = f", {process_text(known.program, known.pid, head.wall)}" if known.pid else ""
     rival = f", {process_text(hello.program, hello.pid, head.wall)}," if hello.pid else ""

@@ -70,16 +70,6 @@ def test_restarted_head_keeps_a_node_for_the_agentd_that_had_it(kit):
     assert isinstance(kit.node("n1"), Welcome)
 
 
-def test_agentd_of_an_earlier_version_keeps_its_node_while_it_is_connected():
-    kit = KeysKit()
-    kit.give("a:old", "a", "n1")
-    assert isinstance(kit.ask("a:old", agent_hello("n1", secret="")), Welcome)
-    kit.keyed["new"] = key("a")
-    assert kit.ask("new", agent_hello("n1", "n1-2")).kind == "unreachable"
-    kit.unreachable("a:old")  # what the head's question shows
-    assert isinstance(kit.ask("new", agent_hello("n1", "n1-2")), Welcome)
-
-
 def test_a_key_serves_one_node_at_a_time(kit):
     answer = kit.ask("thief", agent_hello("other", hostname="n1"))
     assert (answer.kind, "a key is for one node and user" in answer.text) == ("unreachable", True)
