@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -108,7 +107,7 @@ def head(
     fault_injection.load(settings.faults)
     insecure = insecure_test_network or settings.insecure_test_network
     given = state_dir or settings.state_dir
-    directory = state_place.named(given) if given else _default_state_dir(settings, int(port))
+    directory = state_place.named(given) if given else _default_state_dir(int(port))
     endpoint = endpoint_of(where, said_by)
     key = key_at(endpoint, settings, "head", insecure=insecure)
     order = _order() if of_run else None
@@ -147,17 +146,13 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
     note(f"the cluster at {endpoint} has ended")
 
 
-def _default_state_dir(settings: Settings, port: int) -> str | None:
+def _default_state_dir(port: int) -> str | None:
     """Return the state directory of a head that was started without --state-dir. Return None if *port* is 0, because
     such a head has another port after a restart, so its state would not be found.
     """
     if not port:
         return None
-    found = state_place.default_state_dir(f"head-{port}", os.environ)
-    for parent in (settings.run_dir, os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
-        if parent:  # places of earlier versions, which reboots empty
-            state_place.take_over(os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}"), found)
-    return found
+    return state_place.default_state_dir(f"head-{port}", os.environ)
 
 
 class _Ordered(NamedTuple):

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 FILE = "events.sqlite3"
 DAMAGED = f"{FILE}.damaged"
 """Name to which a file is moved that cannot be read. It replaces an earlier one."""
-FORMAT = 1
 MAX_FILE_BYTES = 256 << 20
 """Largest size of the file. The entries that an event log keeps have at most a quarter of it."""
 RUNS = 1000
@@ -202,8 +201,6 @@ class EventStore:
             raise sqlite3.DatabaseError(state)
         database.executescript(_TABLES)
         facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
-        if facts.setdefault("format", str(FORMAT)) != str(FORMAT):
-            raise ValueError(f"it has format {facts['format']}, and this version reads {FORMAT}")
         name = str(facts.setdefault("log", uuid.uuid4().hex))
         past, unread = PastEvents(name), 0
         for seq, whose, owner, blob in database.execute("SELECT seq, whose, owner, event FROM events ORDER BY seq"):

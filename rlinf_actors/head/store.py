@@ -27,7 +27,9 @@ from rlinf_actors.net import holders
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import Settings
+from rlinf_actors.version import VERSION
 from rlinf_actors.wire.key_messages import KeyState
+from rlinf_actors.wire.protocol import PROTOCOL
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +39,6 @@ FILE = "head.sqlite3"
 ROOM = 256 << 10
 """Free bytes below which a file system counts as full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-FORMAT = 1
-"""Version of the tables below. The head refuses a file that has another version."""
 
 _TABLES = """
     CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -174,13 +174,18 @@ class HeadStore:
             raise sqlite3.DatabaseError(state)
         database.executescript(_TABLES)
         facts = dict(self._rows("name, value FROM facts", tuple[str, int]))
-        if facts.setdefault("format", FORMAT) != FORMAT:
-            raise ConfigError(f"has format {facts['format']}; this version reads {FORMAT}")
+        if facts.setdefault("protocol", PROTOCOL) != PROTOCOL:
+            raise ConfigError(
+                f"is of a head of protocol {facts['protocol']}, and this one is rlinf-actors {VERSION} (protocol "
+                f"{PROTOCOL}): start the version that wrote it, or give this one another directory ([paths] state_dir, "
+                "--state-dir), where it begins without keys, ranks and emergency stops"
+            )
         epoch = facts.get("epoch", 0) + 1
         with self._transaction():
             for (kind,) in database.execute("SELECT DISTINCT kind FROM given_up").fetchall():
                 database.execute(_TRIM, (kind, commands.KEPT))
-            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("format", FORMAT), ("epoch", epoch)])
+            now = [("protocol", PROTOCOL), ("epoch", epoch)]
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", now)
         decode = msgspec.msgpack.Decoder(commands.KnownNode).decode
         decode_key = msgspec.msgpack.Decoder(KeyState).decode
         return commands.Snapshot(
@@ -317,6 +322,8 @@ def _no_room(path: str, said: str) -> OSError:
 
 def _advice(error: Exception, path: str) -> str:
     text = str(error)
+    if isinstance(error, ConfigError):
+        return text
     if "locked" in text:
         who = holders.of_lock(path, "POSIX")
         return (

@@ -77,15 +77,6 @@ def test_replacement_by_a_join_token_lets_the_old_key_work_for_a_day(kit):
     assert kit.listed()["b"].limits.until is None
 
 
-def test_older_stores_have_keys_without_limits():
-    import msgspec
-
-    from rlinf_actors.wire.key_messages import KeyState
-
-    old = {"public": key("a"), "role": "agent", "name": "n1", "added_at": 1.0, "added_by": "me"}
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=KeyState).limits == KeyLimits()
-
-
 def cost_of_expiry(count: int) -> int:
     """Return the number of operations of a head when *count* of its keys expire at one moment."""
     made = KeysKit()

@@ -141,12 +141,15 @@ def test_malformed_value_counts_as_damage(tmp_path, change):
         HeadStore(str(tmp_path))
 
 
-def test_a_file_of_another_format_is_refused(tmp_path):
+def test_a_file_of_another_protocol_is_refused(tmp_path):
     opened(tmp_path)
     with sqlite3.connect(tmp_path / FILE) as database:
-        database.execute("UPDATE facts SET value = 99 WHERE name = 'format'")
+        database.execute("UPDATE facts SET value = 99 WHERE name = 'protocol'")
     database.close()
-    with pytest.raises(ConfigError, match="has format 99"):
+    with pytest.raises(
+        ConfigError,
+        match=r"is of a head of protocol 99, .* start the version that wrote it",
+    ):
         HeadStore(str(tmp_path))
 
 
