@@ -60,7 +60,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class _Start:
     """A forked template that is about to execute its interpreter: *number* is that of agentd's order."""
 
-    def __init__(self, pid: int, number: int | None) -> None:
+    def __init__(self, pid: int, number: int) -> None:
         self.pid, self.number, self.due = pid, number, time.monotonic() + EXEC_S
 
 
@@ -179,11 +179,11 @@ class Keeper:
         """Fork a template with the argv, env and user of *order* and the descriptors *fds*. `_executed` answers agentd.
         Raise OSError if the template cannot be forked.
         """
-        argv, env, user, number = order["argv"], order["env"], order.get("user"), order.get("number")
+        argv, env, user, number = order["argv"], order["env"], order["user"], order["number"]
         assert isinstance(argv, list)
         assert isinstance(env, dict)
         assert user is None or isinstance(user, dict)
-        assert number is None or isinstance(number, int)
+        assert isinstance(number, int)
         this = os.getpid()
         failed, tell = os.pipe2(os.O_CLOEXEC)
         try:
@@ -205,8 +205,6 @@ class Keeper:
         self._ready[pid] = False
         self._starting[failed] = _Start(pid, number)
         self._poll.register(failed, select.POLLIN)
-        if number is None:  # of an agentd of an earlier version, which takes answers in the order of its orders
-            self._executed(failed)
 
     def _executed(self, failed: int) -> None:
         """Tell agentd that a template executes its interpreter, with pid, start and pidfd; or why it does not."""
@@ -283,7 +281,7 @@ class Keeper:
             self._agent, self._keep = caller, bool(order["keep"])
             if not self._stopping:
                 self._kill_templates_at = 0.0
-            self._tell({"keeper": os.getpid(), "users": True})  # it does as `user` of an order says
+            self._tell({"keeper": os.getpid()})
         elif what == "wait":
             self._waiting.add(caller)
         elif caller is not self._agent:
@@ -296,7 +294,7 @@ class Keeper:
                     raise OSError(errno.ESHUTDOWN, os.strerror(errno.ESHUTDOWN))
                 self._start(packet, fds[1:])
             except OSError as error:
-                self._tell({"errno": error.errno, "number": packet.get("number")})
+                self._tell({"errno": error.errno, "number": packet["number"]})
         elif what == "ready":
             template = order["pid"]
             assert isinstance(template, int)

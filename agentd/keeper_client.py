@@ -38,10 +38,6 @@ STATUS_S = 0.5  # seconds that the keeper may take to report the exit status of 
 END_S = 3.0  # seconds that a keeper without processes may take to end
 _NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
 """Not inherited by the keeper. A driver kills processes with its cluster mark; the keeper must live to end the rest."""
-_TOO_OLD = (
-    "the keeper is of an earlier version, which starts no processes as other users: stop this node's agentd (with its "
-    "workers), and restart rlinf-workers.service where that runs"
-)
 _STATUSES = 1024  # how many exit statuses are kept for processes whose ends agentd has not noticed yet
 
 
@@ -63,7 +59,6 @@ class _StartOrder(msgspec.Struct):
     fds: list[int]  # duplicates of the descriptors that the process gets
     started: asyncio.Future[Started]  # gets its result when the keeper answers
     user: dict[str, object] | None = None  # of the process, for keeper.drop; None for the keeper's own user
-    held: bool = False  # True until the keeper has said whether it changes users
     sent: int = 0  # number of keepers that have got this request
     number: int = 0  # in the answer
 
@@ -169,9 +164,9 @@ class KeeperClient:
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._ending: dict[int, subprocess.Popen[bytes]] = {}  # keepers that closed their sockets, by pidfd
-        self._orders = deque[_StartOrder]()  # not answered yet; a keeper of an earlier version answers in order
+        self._orders = deque[_StartOrder]()  # not answered yet
         self._numbers = count(1)
-        self._greeted = self._changes_users = False
+        self._greeted = False
         self._silence: asyncio.TimerHandle | None = None
         self._unreaped: set[int] = set()  # ended processes whose statuses no keeper told
         self._statuses: dict[int, int] = {}
@@ -378,22 +373,10 @@ class KeeperClient:
     # --- packets ---
 
     def _send(self, order: _StartOrder) -> None:
-        """Send a request to the keeper. A keeper of an earlier version does not heed the user of a request, and would
-        start a process with its own rights. So a request with a user waits for the keeper's greeting.
-        """
+        """Send a request to the keeper."""
         self.begin()
-        order.sent += 1
-        order.held = order.user is not None and not self._greeted
-        if not order.held:
-            self._transmit(order)
-        self._orders.append(order)
-        self._expect()
-
-    def _transmit(self, order: _StartOrder) -> None:
         assert self._socket is not None
-        order.held = False
-        if order.user is not None and not self._changes_users:
-            raise OSError(_TOO_OLD)
+        order.sent += 1
         with open(os.memfd_create("start"), "w+b") as file:
             packet = {"argv": list(order.argv), "env": order.env, "user": order.user, "number": order.number}
             file.write(json.dumps(packet).encode())
@@ -401,18 +384,8 @@ class KeeperClient:
             file.seek(0)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # as in `begin`
                 socket.send_fds(self._socket, [b'{"do": "start"}'], [file.fileno(), *order.fds])
-
-    def _greet(self, packet: dict[str, Any]) -> None:
-        """Take the keeper's greeting, and send the requests that waited for it."""
-        self.pid, self._greeted, self._changes_users = packet["keeper"], True, bool(packet.get("users"))
-        for order in [order for order in self._orders if order.held]:
-            self._orders.remove(order)
-            try:
-                self._transmit(order)
-            except OSError as error:
-                order.fail(error)
-            else:
-                self._orders.append(order)
+        self._orders.append(order)
+        self._expect()
 
     def _expect(self) -> None:
         """If the keeper owes an answer, start the timer after which the keeper is killed because it does not answer."""
@@ -451,14 +424,13 @@ class KeeperClient:
 
     def _answered(self, packet: dict[str, Any]) -> _StartOrder:
         """Remove and return the request that the keeper's *packet* answers."""
-        number = packet.get("number")
-        order = next(one for one in self._orders if number in (None, one.number))
+        order = next(one for one in self._orders if one.number == packet["number"])
         self._orders.remove(order)
         return order
 
     def _take(self, packet: dict[str, Any], fds: list[int]) -> None:
         if "keeper" in packet:
-            self._greet(packet)
+            self.pid, self._greeted = packet["keeper"], True
         elif "errno" in packet:
             text = packet.get("text") or os.strerror(packet["errno"])
             self._answered(packet).fail(OSError(packet["errno"], text))
@@ -489,7 +461,7 @@ class KeeperClient:
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._socket = None
-        self._greeted = self._changes_users = False
+        self._greeted = False
         self._unexpect()
         while self._orders:
             self._orders.pop().close()

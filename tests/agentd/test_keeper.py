@@ -138,7 +138,7 @@ def test_stopping_keeper_keeps_its_deadline_after_a_hello(kept, kernel, agent, k
     due = kept._kill_templates_at
     kernel.now += 1.0
     kept._obey(theirs, {"do": "hello", "keep": keep}, [])
-    assert json.loads(ours.recv(100)) == {"keeper": os.getpid(), "users": True}
+    assert json.loads(ours.recv(100)) == {"keeper": os.getpid()}
     kept._disconnect(theirs)
     assert kept._kill_templates_at == due
 
@@ -198,7 +198,7 @@ def test_next_agentd_gets_no_answer_to_an_order_of_the_one_before(kept, kernel, 
         kernel.template_dies()
         kept._tend_children()
         said = [json.loads(ours_next.recv(1000)) for _ in range(2)]
-    assert said == [{"keeper": os.getpid(), "users": True}, {"ended": TEMPLATE, "status": KILLED}]
+    assert said == [{"keeper": os.getpid()}, {"ended": TEMPLATE, "status": KILLED}]
 
 
 # --- the real one ---
@@ -259,25 +259,6 @@ async def greeted(tmp_path):
 AS = {"uid": 1, "gid": 1, "groups": [], "umask": 0, "limits": {}}
 
 
-async def test_keeper_that_does_not_know_users_starts_no_process_as_another(greeted):
-    """One of an earlier version, which an upgrade left running, would start the process with its own rights."""
-    client, peer = greeted
-    starting = client.start(["/bin/true"], {}, [0, 0], AS)
-    peer.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        peer.recv(4096)
-    peer.send(json.dumps({"keeper": os.getpid()}).encode())
-    with pytest.raises(OSError, match="earlier version, which starts no processes as other users"):
-        await starting
-    with pytest.raises(OSError, match="earlier version"):
-        client.start(["/bin/true"], {}, [0, 0], AS)
-    with pytest.raises(BlockingIOError):
-        peer.recv(4096)
-    own = client.start(["/bin/true"], {}, [0, 0])
-    assert json.loads(peer.recv(4096)) == {"do": "start"}
-    own.cancel()
-
-
 async def test_answers_are_for_the_orders_that_they_name(greeted):
     client, peer = greeted
     first, second = client.start(["/bin/a"], {}, [0, 0]), client.start(["/bin/b"], {}, [0, 0])
@@ -292,26 +273,3 @@ async def test_answers_are_for_the_orders_that_they_name(greeted):
         await second
     assert not first.done()
     first.cancel()
-
-
-async def test_orders_that_wait_for_the_greeting_are_answered_in_the_order_of_their_sending(greeted):
-    client, peer = greeted
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    as_other, own = client.start(["/bin/a"], {}, [0, 0], AS), client.start(["/bin/b"], {}, [0, 0])
-    received = [socket.recv_fds(peer, 4096, 5)]
-    peer.send(json.dumps({"keeper": os.getpid(), "users": True}).encode())
-    loop.add_reader(peer.fileno(), readable.set)
-    await readable.wait()
-    loop.remove_reader(peer.fileno())
-    received.append(socket.recv_fds(peer, 4096, 5))
-    for number, starting in ((errno.ENOENT, own), (errno.EACCES, as_other)):
-        peer.send(json.dumps({"errno": number}).encode())
-        with pytest.raises(OSError, match=os.strerror(number)):
-            await starting
-    programs = []
-    for _, fds, _, _ in received:
-        order = json.loads(os.read(fds[0], 65536))
-        programs.append((order["argv"], order["user"]))
-        for fd in fds:
-            os.close(fd)
-    assert programs == [(["/bin/b"], None), (["/bin/a"], AS)]
