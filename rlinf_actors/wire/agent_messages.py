@@ -25,7 +25,7 @@ ForDriverT = TypeVar("ForDriverT", bound="ForDriver")
 
 
 class ForDriver(ControlMessage, frozen=True, kw_only=True):
-    """Fields of a notice that makes an agentd run code for a driver. A head before protocol 7 does not say them.
+    """Fields of a notice that makes an agentd run code for a driver.
 
     Attributes:
         driver: name of the driver's key to which the job belongs, "" if no driver has a key. It decides as which user
@@ -58,7 +58,7 @@ class StartWorkers(ForDriver, frozen=True):
         cls: "module:qualname" of the worker class.
         detail: description of the group in JSON (placements and the like), for a restarted head; "" on most nodes.
         detached: True if the group outlives the client that launched it.
-        owned_by: which process `owner` is, for people; "" from a head before protocol 7, or without an owner.
+        owned_by: which process `owner` is, for people; "" without an owner.
     """
 
     workers: OfGroup[values.WorkerSpec]

@@ -1,6 +1,6 @@
 """Values inside control messages about the facts from which `rlinf-actors doctor` finds problems of nodes. Pure.
 
-The house rules of values.py hold. A node sends facts; the command judges them, so that a newer command finds more.
+The house rules of values.py hold. A node sends facts; the command judges them.
 
 Paths between nodes are tested in steps, which the command asks for: the node at the far end listens ("listen"); the
 near node connects to it and measures ("measure"); if no connection comes about, the far node says whether the request

@@ -85,15 +85,12 @@ class Launch(ControlMessage, frozen=True):
             or the job has no driver.
         wait_s: seconds that the launch may wait for robots that other groups hold. A StopGroup of the name withdraws a
             waiting launch.
-        outlives: True if the sender will send Detach once the group is constructed. The head refuses
-            the launch if the group could not be detached.
-        get_if_exists: True to return a running group of this name instead, and to subscribe the
-            sender to it. Failed(kind=name_in_use) if that group's class has another qualname.
-
-        parts: number of LaunchParts that the sender has sent before, with all workers but the one in
-            `workers`; 0 if `workers` has all.
-
-    A head of an older protocol ignores the last three, so clients do not send them to it.
+        outlives: True if the sender will send Detach once the group is constructed. The head refuses the launch if the
+            group could not be detached.
+        get_if_exists: True to return a running group of this name instead, and to subscribe the sender to it.
+            Failed(kind=name_in_use) if that group's class has another qualname.
+        parts: number of LaunchParts that the sender has sent before, with all workers but the one in `workers`; 0 if
+            `workers` has all.
     """
 
     namespace: Name
@@ -125,8 +122,6 @@ class FindGroup(ControlMessage, frozen=True):
         launch: common beginning of the worker ids of the wanted launch (model.restart.launch_of).
             Another group of the same name then counts as not found. "" accepts any group of the name.
         wait_s: seconds to wait for the launch of a group that does not exist yet.
-
-    A head of an older protocol ignores `launch` and `wait_s`.
     """
 
     namespace: Name
@@ -181,8 +176,8 @@ class StopGroup(ControlMessage, frozen=True):
 class WorkerChanged(ControlMessage, frozen=True):
     """Notice to the owner of a group and every subscribed client: the new states of the workers that have changed.
 
-    `world_size` is the group's number of ranks, 0 from a head that does not say it. `detail` is the group's new
-    description after a change of that number, else "".
+    `world_size` is the group's number of ranks. `detail` is the group's new description after a change of that number,
+    else "".
     """
 
     namespace: Name

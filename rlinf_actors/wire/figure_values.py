@@ -91,7 +91,7 @@ class KeyFigures(Value, frozen=True):
         puts_waiting, gets_waiting: requests that wait for room, and for items.
         undeliverable: items that were delivered too often.
         producers, consumers: the first MAX_WAITERS processes that wait: ids of workers, incarnations of drivers.
-        size: bytes of the items of this key that the host holds; -1 from a worker that does not say.
+        size: bytes of the items of this key that the host holds.
     """
 
     key: Name
@@ -102,7 +102,7 @@ class KeyFigures(Value, frozen=True):
     undeliverable: Total = 0
     producers: Few[Name] = []
     consumers: Few[Name] = []
-    size: int = -1
+    size: Total = 0
 
 
 class ChannelFigures(Value, frozen=True):
@@ -211,7 +211,7 @@ class NodeFigures(Value, frozen=True, tag=True):
         devices_age_s: how old their figures are, in seconds: they take a process each time.
         disks: the file systems that it writes to.
         age_s: how old the figures are, in seconds: agentd collects them at most once in a second.
-        machine: equal for nodes of one machine, whose processors and memory they share; "" from an older agentd.
+        machine: equal for nodes of one machine, whose processors and memory they share.
     """
 
     workers: OfNode[WorkerFigures] = []

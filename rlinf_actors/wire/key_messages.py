@@ -107,7 +107,7 @@ class AddKey(ControlMessage, frozen=True):
         by: the sender's name, for people.
         token_s: None if `public` is the final key. For a join token: seconds for which it is valid, at most 900. Its
             holder sends the final key by Enroll.
-        limits: what the use of the key is limited to. An older head ignores this, and its answer has no limits.
+        limits: what the use of the key is limited to.
         valid_s: seconds until the key expires, None for never; the head sets `limits.until`.
         replaces: True if the key may replace a valid key of the name and user, which then stays valid for a day.
     """

@@ -85,8 +85,8 @@ class LogFile(Value, frozen=True):
     """A log file of a node. `namespace` is the name of its job as a directory (`file_name`); "" for DAEMON_LOG.
 
     `modified` is the time of its last change in seconds since the epoch, `running` True if its worker runs. `inode`
-    tells files of one machine apart, since several agentds may name one; 0 if the agentd does not say it. `jobs` has
-    the first mark of each job whose output is in the file, of the last MAX_LOG_JOBS ones.
+    tells files of one machine apart, since several agentds may name one. `jobs` has the first mark of each job whose
+    output is in the file, of the last MAX_LOG_JOBS ones.
     """
 
     namespace: Name

@@ -18,7 +18,7 @@ class Program(Value, frozen=True):
     """What a driver says about its process. The head passes it on to people, and decides nothing by it.
 
     Attributes:
-        user: name of the user that it runs as; "" from a driver that does not say who runs what (before protocol 7).
+        user: name of the user that it runs as; "" if the driver does not say who runs what.
         hostname: name of its machine.
         script: path of the script, or "-m MODULE", "-c" or "-" (standard input) as on the command line of Python. Its
             arguments may have secrets, and are not said.

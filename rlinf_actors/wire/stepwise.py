@@ -40,7 +40,7 @@ def decode_in_steps(data: bytes) -> Generator[None, None, Envelope]:
         RemoteWireError: *data* is no valid Request or Notice.
     """
     verb = verb_of(data).decode(errors="replace")
-    if len(data) > MAX_ASKED_BYTES:  # from an earlier version
+    if len(data) > MAX_ASKED_BYTES:
         raise BoundError(f"it has {len(data):,} bytes, and may have {MAX_ASKED_BYTES:,}", verb, number_of(data))
     kind = _bodies().get(verb)
     if kind is None:

@@ -178,7 +178,6 @@ class NodeReport(Value, frozen=True):
     interfaces: Variables = {}
     faults: Some[Text] = []
     profilers: Few[Name] = []
-    port: int = 0  # unused
     interface: Name = ""
     admit: LaunchRules = LaunchRules()
 
@@ -417,7 +416,7 @@ class GroupState(Value, frozen=True):
         token: the job's membership token for a client that gets a handle, else "".
         detail: description of the group in JSON (placements and the like), for clients that attach to it later.
         detached: True if no client owns the group, so that it ends only by a request that names it.
-        world_size: number of ranks, 0 from a head that does not say it.
+        world_size: number of ranks.
     """
 
     namespace: Name
