@@ -25,12 +25,10 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.runtime.pending import PendingRequest
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint
 
 Found = Callable[[Union[Peer, Exception]], None]
@@ -173,15 +171,7 @@ class _Child:
         if not known:
             worker.on_gone(lambda error: self._runtime.io.call(self._worker_gone, group, worker, error))
         # the `on_gone` callback reports the worker's end
-        request = PendingRequest(partial(self._worker_answered, self._look_up, group, worker), lambda error: None)
-        worker.send(frames.WhatRuns(worker.open(request)))
-
-    def _worker_answered(
-        self, look_up: int, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts
-    ) -> None:
-        if not isinstance(frame, frames.Runs) or look_up != self._look_up:
-            return
-        number = worker.listen(partial(self._reported, look_up, group, worker))
+        number = worker.listen(partial(self._reported, self._look_up, group, worker))
         with self._lock:
             self._asked = len(self._waiting)
         worker.send(frames.WhereIs(number, list(self._address.rank_path[1:])))

@@ -61,10 +61,6 @@ class World:
             if isinstance(came[self._seen - 1], kind):
                 return came[self._seen - 1]
 
-    async def speaks(self) -> None:
-        question = await self.asked(frames.WhatRuns)
-        self.worker.say(frames.Runs(question.id, ""))
-
     async def report_child(self, id: str = "id-0_1") -> int:
         """The worker reports that the child is up. Returns the number of the request."""
         question = await self.asked(frames.WhereIs)
@@ -80,7 +76,6 @@ class World:
 
     async def up(self):
         self.find()
-        await self.speaks()
         number = await self.report_child()
         (peer,) = await self.until(1)
         return peer, number
@@ -104,7 +99,6 @@ async def test_child_is_requested_once_and_keeps_the_order_of_messages(world):
     w = await world()
     for mark in range(3):
         w.find(mark)
-    await w.speaks()
     await w.report_child()
     assert await w.until(3) == [0, 1, 2]
     w.find()
@@ -123,7 +117,6 @@ async def test_only_the_last_children_that_ended_are_remembered(world, monkeypat
     living, _ = await w.up()
     for rank in range(2, 8):
         w.peers.find(w.group, WorkerAddress("g", (0, rank)), w.note)
-        await w.speaks()
         question = await w.asked(frames.WhereIs)
         w.worker.say(frames.ChildEnded(question.id, f"id-0_{rank}", KILLED))
         await w.until(rank)
@@ -139,12 +132,10 @@ async def test_ended_child_fails_its_peer_and_the_next_child_is_requested(world)
     assert isinstance(peer.error, WorkerDiedError)
     assert "worker g:0:1 on n0 was ended by signal 9 (SIGKILL)" in str(peer.error)
     w.find()
-    await w.speaks()
     question = await w.asked(frames.WhereIs)
     w.worker.say(frames.ChildEnded(question.id, "id-0_1", KILLED))
     assert (await w.until(2))[1] is peer
     w.find()
-    await w.speaks()
     await w.report_child("id-0_2")
     second = (await w.until(3))[2]
     assert (second.worker_id, second.error) == ("id-0_2", None)
@@ -155,7 +146,6 @@ async def test_operation_that_begins_when_the_waits_for_a_child_fail_is_not_told
     peer, number = await w.up()
     peer.on_gone(lambda _error: w.find())
     w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
-    await w.speaks()
     await w.report_child("id-0_2")
     second = (await w.until(2))[1]
     assert (second.worker_id, second.error) == ("id-0_2", None)
@@ -167,10 +157,8 @@ async def test_operation_that_begins_when_one_to_an_ended_child_fails_asks_again
     w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
     await ended(peer)
     w.peers.find(w.group, CHILD, lambda dead: (w.note(dead), w.find()))
-    await w.speaks()
     question = await w.asked(frames.WhereIs)
     w.worker.say(frames.ChildEnded(question.id, "id-0_1", KILLED))
-    await w.speaks()
     await w.report_child("id-0_2")
     _, dead, second = await w.until(3)
     assert (dead, second.worker_id, second.error) == (peer, "id-0_2", None)
@@ -179,11 +167,9 @@ async def test_operation_that_begins_when_one_to_an_ended_child_fails_asks_again
 async def test_operation_that_begins_after_the_parent_was_asked_is_not_told_of_an_end_before_it(world):
     w = await world()
     w.find()
-    await w.speaks()
     question = await w.asked(frames.WhereIs)
     w.find()  # the child that ends may have ended already, and another have registered
     w.worker.say(frames.ChildEnded(question.id, "id-0_1", KILLED))
-    await w.speaks()
     await w.report_child("id-0_2")
     first, second = await w.until(2)
     assert (first.worker_id, str(first.error)[:13]) == ("id-0_1", "worker g:0:1 ")
@@ -198,7 +184,6 @@ async def test_operation_that_begins_when_the_worker_was_replaced_asks_the_new_o
     w.group.peers[0].open(PendingRequest(lambda frame, parts: None, lambda error: w.find()))
     w.worker, w._seen = FakeWorker(w.network, "ipc:///w2"), 0
     w.group.update([msgspec.structs.replace(w.state(restarts=1), id="id-0.1")])
-    await w.speaks()
     await w.report_child("id-0.1_1")
     _, second = await w.until(2)
     assert (second.worker_id, second.error) == ("id-0.1_1", None)
@@ -207,7 +192,6 @@ async def test_operation_that_begins_when_the_worker_was_replaced_asks_the_new_o
 async def test_child_that_ended_before_the_request_fails_its_calls(world):
     w = await world()
     w.find()
-    await w.speaks()
     question = await w.asked(frames.WhereIs)
     w.worker.say(frames.ChildEnded(question.id, "id-0_1", ExitReport("exited", 7)))
     (peer,) = await w.until(1)
@@ -221,7 +205,6 @@ async def test_children_end_with_their_worker(world, when):
         peer, _ = await w.up()
     else:
         w.find()
-        await w.speaks()
         await w.asked(frames.WhereIs)
     w.group.update([w.state(state="gone", exit=KILLED)])
     (peer,) = await w.until(1)
@@ -236,7 +219,6 @@ async def test_lost_link_to_the_worker_does_not_end_its_children(world):
     w = await world()
     peer, _ = await w.up()
     w.network.reset(w.worker.peer)
-    await w.speaks()
     number = await w.report_child()
     w.find()
     assert (await w.until(2))[1] is peer
@@ -273,7 +255,7 @@ async def test_child_of_a_removed_rank_ends_with_it(world):
 async def test_look_up_of_a_child_of_a_removed_rank_ends(world):
     w = await world()
     w.find()
-    await w.asked(frames.WhatRuns)
+    await w.asked(frames.WhereIs)
     w.group.shrink(0)
     w.group.membership.end_removed()
     (found,) = await w.until(1)
