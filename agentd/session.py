@@ -32,11 +32,9 @@ from rlinf_actors.wire.agent_messages import (
     FlushLogs,
     HardwareFound,
     LookForHardware,
-    SendTrace,
     StartWorkers,
     StopLooking,
     StopWorkers,
-    TraceSent,
     Unwatch,
     Watch,
     Welcome,
@@ -50,7 +48,7 @@ from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent, NodeAnswer
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.stack_values import StackQuestion
 from rlinf_actors.wire.template_protocol import NodeRegistered
-from rlinf_actors.wire.trace_values import TraceSwitch
+from rlinf_actors.wire.trace_values import TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
 if TYPE_CHECKING:
@@ -115,7 +113,7 @@ class Session:
         self._was_registered = False
         self._lost: dict[str, str] = {}
         self._queries: dict[str, asyncio.Task[None]] = {}
-        self._traces = deque[SendTrace]()
+        self._traces = deque[tuple[TraceQuestion, Callable[[NodeAnswer], None]]]()
         self._trace_turn: asyncio.Handle | None = None  # of the next answer
         self._watched: dict[str, int] = {}  # pidfds of client processes, by incarnation
         self._watch_retries: dict[str, asyncio.TimerHandle] = {}
@@ -206,10 +204,6 @@ class Session:
             self._unwatch(command.incarnation)
         elif isinstance(command, LookForHardware):
             self._start_query(command)
-        elif isinstance(command, SendTrace):
-            self._traces.append(command)
-            if self._trace_turn is None:
-                self._send_trace()
         elif isinstance(command, AskAgent):
             self._answer(command)
         elif isinstance(command, StopLooking):
@@ -311,14 +305,13 @@ class Session:
         self._shell.handle(e.HeadChecked(reachability is not Reachability.SILENT, stands))
 
     def _send_trace(self) -> None:
-        """Answer one SendTrace in each turn of the loop. A job may ask for thousands at once, and what the head says
+        """Answer one TraceQuestion in each turn of the loop. A job may ask thousands at once, and what the head says
         after them, above all its answers to beats, must not wait for all of them.
         """
         self._trace_turn = None
-        if self._traces and self._client is not None:
-            command = self._traces.popleft()
-            answer = self._workers.traces.answer(command.question, self._state.clock.samples())
-            self._client.notify(TraceSent(command.id, answer))
+        if self._traces:
+            asked, send = self._traces.popleft()
+            send(self._workers.traces.answer(asked, self._state.clock.samples()))
             self._trace_turn = self._loop.call_soon(self._send_trace)
 
     def _notify(self, body: Body) -> None:
@@ -342,6 +335,10 @@ class Session:
             workers.checks.ask(asked, send)
         elif isinstance(asked, TraceSwitch):
             workers.traces.switch(asked, send)
+        elif isinstance(asked, TraceQuestion):
+            self._traces.append((asked, send))
+            if self._trace_turn is None:
+                self._send_trace()
         else:
             workers.questions.ask_debugger(asked, send)
 

@@ -17,7 +17,6 @@ from rlinf_actors.wire.agent_messages import (
     LogLines,
     LookForHardware,
     OutputLost,
-    SendTrace,
     StartWorkers,
     StopLooking,
     StopWorkers,
@@ -239,12 +238,12 @@ class EndAgent(msgspec.Struct, frozen=True):
 
 
 PASSED_ON = (
-    AskAgent, FlushLogs, LookForHardware, SendTrace, StopLooking, Watch, Unwatch,
+    AskAgent, FlushLogs, LookForHardware, StopLooking, Watch, Unwatch,
 )  # fmt: skip
 """Messages of the head that the state passes on as they are."""
 
 Command = Union[
     SayHello, SendNotice, StartWorkers, RecordOwner, StopWorkers, RenewLeases, EndsAcknowledged, CloseWorkers,
-    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, SendTrace, AskAgent, StopLooking, CheckHead, LogStatus,
+    CreditLogs, FlushLogs, Watch, Unwatch, LookForHardware, AskAgent, StopLooking, CheckHead, LogStatus,
     Registration, EndAgent,
 ]  # fmt: skip

@@ -26,8 +26,8 @@ from rlinf_actors.net import discovery
 from rlinf_actors.plurals import counted
 from rlinf_actors.tracing.ring import DEFAULT_EVENTS, MAX_EVENTS
 from rlinf_actors.tracing.timeline import Timeline
-from rlinf_actors.wire.client_messages import ReadTrace, Status, TraceRead
-from rlinf_actors.wire.node_questions import AskNode, answer_of
+from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered, answer_of
 from rlinf_actors.wire.protocol import expected
 from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSwitch
 
@@ -191,7 +191,7 @@ async def _fetch(endpoint: str, job: str, places: Sequence[Traced], path: Path) 
     report, timeline = TraceReport(), Timeline()
     async with observing(endpoint, discovery.client_settings()) as client:
 
-        async def ask(request: ReadTrace, kind: type[TraceRead], timeout: float) -> TraceRead:
+        async def ask(request: AskNode, kind: type[NodeAnswered], timeout: float) -> NodeAnswered:
             return expected(await client.request(request, timeout), kind)
 
         with TraceFile(path) as file:

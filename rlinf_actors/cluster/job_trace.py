@@ -29,7 +29,7 @@ from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.tracing import recorder, ring
 from rlinf_actors.tracing.clocks import offset_at
 from rlinf_actors.tracing.timeline import Timeline
-from rlinf_actors.wire.client_messages import ReadTrace, TraceRead
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered
 from rlinf_actors.wire.trace_values import TraceQuestion
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class JobTrace:
             for state in states:
                 question = TraceQuestion(self._runtime.namespace, drop=True)
                 with contextlib.suppress(RlinfActorsError):  # then its agentd drops the traces by itself, later
-                    await self._runtime.ask(ReadTrace(state.report.node_id, question), TraceRead, ANSWER_S)
+                    await self._runtime.ask(AskNode(state.report.node_id, question), NodeAnswered, ANSWER_S)
         except OSError as error:
             log.error("the trace cannot be written to %s: %s", error.filename or self.path, error.strerror)
         except Exception:  # a fault here; the shutdown must go on

@@ -1,7 +1,7 @@
 """The trace of a job as a file: reads what the nodes have, and writes one Chrome trace.
 
 `JobTrace`, in the job's driver, and `rlinf-actors trace fetch` use it. The question for each part goes through the head
-(wire.client_messages.ReadTrace). The ring of a worker that was killed is read like any other. Times of other machines
+(wire.trace_values.TraceQuestion). The ring of a worker that was killed is read like any other. Times of other machines
 are moved to the clock of one machine by what the heartbeats have measured (tracing.clocks).
 """
 
@@ -21,7 +21,7 @@ from rlinf_actors.tracing import ring
 from rlinf_actors.tracing.clocks import Sample, offset_at
 from rlinf_actors.tracing.ring import ProcessTrace
 from rlinf_actors.tracing.timeline import Event
-from rlinf_actors.wire.client_messages import ReadTrace, TraceRead
+from rlinf_actors.wire.node_questions import AskNode, NodeAnswered, answer_of
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ Clock = Callable[[], tuple[float, float]]
 class Ask(Protocol):
     """Sends a request to the head, and returns the answer of the given class."""
 
-    def __call__(self, request: ReadTrace, kind: type[TraceRead], timeout: float, /) -> Awaitable[TraceRead]:
+    def __call__(self, request: AskNode, kind: type[NodeAnswered], timeout: float, /) -> Awaitable[NodeAnswered]:
         """Raise RlinfActorsError if there is no such answer within *timeout* seconds."""
         ...
 
@@ -154,7 +154,7 @@ class NodeTraces:
         return bytes(data)
 
     async def _ask(self, place: Traced, question: TraceQuestion) -> TraceSlice:
-        answer = (await self._send(ReadTrace(place.id, question), TraceRead, ANSWER_S)).answer
+        answer = answer_of(await self._send(AskNode(place.id, question), NodeAnswered, ANSWER_S), TraceSlice)
         if answer.fault:
             raise RlinfActorsError(answer.fault)
         return answer

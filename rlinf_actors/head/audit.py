@@ -29,7 +29,7 @@ from rlinf_actors.wire.debug_values import DebugQuestion
 from rlinf_actors.wire.node_questions import said as said_by
 from rlinf_actors.wire.node_questions import verb
 from rlinf_actors.wire.stack_values import StackQuestion
-from rlinf_actors.wire.trace_values import TraceSwitch
+from rlinf_actors.wire.trace_values import TraceQuestion, TraceSwitch
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ ACTIONS: Mapping[type[Any], Callable[[Any], str]] = {
     key_messages.RevokeKey: lambda body: f"{body.role or 'all roles'} {body.name!r}",
     key_messages.Enroll: lambda body: "the node or driver of the join token",
     key_messages.RotateKey: lambda body: "its own key",
-    client_messages.ReadTrace: lambda body: f"job {body.question.namespace!r}",
+    TraceQuestion: lambda asked: f"job {asked.namespace!r}",
     TraceSwitch: lambda asked: f"job {asked.namespace!r} {'on' if asked.events else 'off'}",
     DebugQuestion: _debugged,
     StackQuestion: lambda asked: f"job {asked.namespace!r}, by {asked.level!r}",

@@ -15,7 +15,7 @@ from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
 from rlinf_actors.wire.check_values import CheckQuestion
-from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, KillWorker, ReadTrace
+from rlinf_actors.wire.client_messages import DrainNode, EndGroup, EStop, KillWorker
 from rlinf_actors.wire.debug_values import DebugQuestion
 from rlinf_actors.wire.figure_values import FigureQuestion
 from rlinf_actors.wire.log_values import LogQuestion
@@ -80,14 +80,14 @@ class Authority:
         elif isinstance(body, KillWorker) and not self.sees(event)(body.namespace):
             text = f"{member} may kill workers of its own jobs only, and job {body.namespace!r} is not one"
             raise Refused(KIND, text)
-        elif isinstance(body, (AskNode, ReadTrace)):
+        elif isinstance(body, AskNode):
             self._question(event, body.question)
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):
             raise Refused(KIND, f"{member} has nothing to do with the output of job {body.owner!r}")
 
-    def _question(self, event: Message, question: NodeQuestion | TraceQuestion) -> None:
+    def _question(self, event: Message, question: NodeQuestion) -> None:
         member = event.member
         if isinstance(question, CheckQuestion):
             if question.path is not None and member.role == "viewer":

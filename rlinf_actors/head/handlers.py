@@ -74,7 +74,6 @@ class Handlers:
             client_messages.GetStatus: self._status,
             client_messages.GetEvents: self._events,
             client_messages.EnumerateHardware: head.queries.ask_hardware,
-            client_messages.ReadTrace: head.queries.ask_trace,
             node_questions.AskNode: self._ask_node,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
@@ -111,7 +110,6 @@ class Handlers:
             agent_messages.OutputLost: head.health.output_lost,
             agent_messages.LogLines: head.output.lines,
             agent_messages.HardwareFound: head.queries.found,
-            agent_messages.TraceSent: head.queries.found,
             node_questions.AgentAnswered: head.queries.found,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
         }
@@ -120,7 +118,6 @@ class Handlers:
             agent_messages.LogCredit: head.output.credit,
             client_messages.WatchClients: lambda client, body: head.clients.subscribe(client, body.incarnations),
             client_messages.Handles: head.reconciler.handles,
-            agent_messages.TraceSent: head.queries.found,
             node_questions.AgentAnswered: head.queries.found,
             agent_messages.Goodbye: lambda client, body: head.clients.gone(
                 client, printable(body.reason) or "it said goodbye"

@@ -18,9 +18,7 @@ from rlinf_actors.wire.agent_messages import (
     HardwareFound,
     LookForHardware,
     OutputLost,
-    SendTrace,
     StopLooking,
-    TraceSent,
     WorkersHealth,
 )
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, PathTest
@@ -29,8 +27,6 @@ from rlinf_actors.wire.client_messages import (
     DrainNode,
     Enumerated,
     EnumerateHardware,
-    ReadTrace,
-    TraceRead,
     Warn,
 )
 from rlinf_actors.wire.control_codec import Body
@@ -174,6 +170,7 @@ class _Kind(NamedTuple):
 
 KINDS: Mapping[type[NodeQuestion], _Kind] = {
     TraceSwitch: _Kind("traces", SwitchedWorkers),
+    TraceQuestion: _Kind("traces", TraceSlice),
     StackQuestion: _Kind("stacks", StackAnswer, lambda asked: ANSWER_S if asked.level == IO_THREAD else OUTSIDE_S),
     LogQuestion: _Kind(
         "log files",
@@ -192,7 +189,7 @@ class _Query(msgspec.Struct, eq=False):
     peer: bytes
     id: int
     asked: Node | Client
-    order: LookForHardware | SendTrace | AskAgent
+    order: LookForHardware | AskAgent
     title: str  # what the node is asked for
     found: type  # of the answer
     reply: Callable[[Any], Body]  # makes the reply of the answer
@@ -222,12 +219,6 @@ class NodeQueries:
         limit_s = min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
         self._forward(event, asked.node_id, order, asked.question.type, HardwareAnswer, Enumerated, limit_s)
 
-    def ask_trace(self, event: commands.RequestReceived, asked: ReadTrace) -> None:
-        """Ask a node or driver for a part of a job's traces; the answer goes to the sender of *event*."""
-        self._head.admission.check_question(self._head.authority.speaker(event), asked.node_id)
-        order = SendTrace(self._name(), asked.question)
-        self._forward(event, asked.node_id, order, "traces", TraceSlice, TraceRead, ANSWER_S)
-
     def ask(self, event: commands.RequestReceived, node_id: str, question: NodeQuestion) -> None:
         """Ask a node, or a driver for its trace; the answer goes to the sender of *event*."""
         kind = KINDS[type(question)]
@@ -238,7 +229,7 @@ class NodeQueries:
         order = AskAgent(self._name(), question)
         self._forward(event, node_id, order, kind.title, kind.answer, NodeAnswered, kind.limit_s(question))
 
-    def _asked(self, id: str, order: LookForHardware | SendTrace | AskAgent) -> Node | Client | None:
+    def _asked(self, id: str, order: LookForHardware | AskAgent) -> Node | Client | None:
         """Return the living node with this id, or the driver with this incarnation if *order* is about its trace."""
         about = order.question
         if isinstance(about, (TraceSwitch, TraceQuestion)):
@@ -265,7 +256,7 @@ class NodeQueries:
         self,
         event: commands.RequestReceived,
         node_id: str,
-        order: LookForHardware | SendTrace | AskAgent,
+        order: LookForHardware | AskAgent,
         title: str,
         found: type,
         reply: Callable[[Any], Body],
@@ -282,7 +273,7 @@ class NodeQueries:
         query.timer = self._head.timers.at(now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(to.peer, order))
 
-    def found(self, by: Node | Client, body: HardwareFound | TraceSent | AgentAnswered) -> None:
+    def found(self, by: Node | Client, body: HardwareFound | AgentAnswered) -> None:
         """Send the answer of a node or driver to the client that asked. Unknown queries, and answers of another type,
         are ignored.
         """

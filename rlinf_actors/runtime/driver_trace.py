@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.tracing import recorder
 from rlinf_actors.tracing.recorder import Recorder
-from rlinf_actors.wire.agent_messages import SendTrace, TraceSent
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.node_questions import AgentAnswered, AskAgent
 from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
@@ -51,8 +50,8 @@ class DriverTrace:
         """Return the answer to a notice of the head; None if the notice is unexpected, which the log says."""
         if isinstance(body, AskAgent) and isinstance(body.question, TraceSwitch):
             return AgentAnswered(body.id, self._switch(body.question.events))
-        if isinstance(body, SendTrace):
-            return TraceSent(body.id, self._slice(body.question))
+        if isinstance(body, AskAgent) and isinstance(body.question, TraceQuestion):
+            return AgentAnswered(body.id, self._slice(body.question))
         log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
         return None
 

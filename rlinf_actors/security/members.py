@@ -100,9 +100,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Events": _HEAD,
         "EnumerateHardware": _CLIENTS | _HEAD,
         "Enumerated": _HEAD,
-        "ReadTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
-        "TraceRead": _HEAD,
         # questions to nodes (wire.node_questions): the verb is that of the question in an AskNode
+        "ReadTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
         "SwitchTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
         "ReadLogs": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
         "ReadStacks": _DRIVER | _HEAD | _VIEWER,  # a driver those of its own jobs
@@ -126,8 +125,6 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "LookForHardware": _HEAD,
         "HardwareFound": _AGENT,
         "StopLooking": _HEAD,
-        "SendTrace": _HEAD,
-        "TraceSent": _AGENT | _DRIVER,  # a driver about itself
         "AskAgent": _HEAD,
         "AgentAnswered": _AGENT | _DRIVER,  # a driver about itself
         "Watch": _HEAD,

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.wire import trace_values, values
+from rlinf_actors.wire import values
 from rlinf_actors.wire.bounds import Document, FewOf, Line, Lines, Name, OfGroup, OfNode, Path, Reasons, Text
 from rlinf_actors.wire.launch_rules import Launcher
 from rlinf_actors.wire.program import Program
@@ -96,26 +96,12 @@ class HardwareFound(ControlMessage, frozen=True):
 
 
 class StopLooking(ControlMessage, frozen=True):
-    """Notice to an agentd: nobody waits for the answer to the LookForHardware, SendTrace or AskAgent with this id.
+    """Notice to an agentd: nobody waits for the answer to the LookForHardware or AskAgent with this id.
 
     The agentd ignores an unknown id.
     """
 
     id: Name
-
-
-class SendTrace(ControlMessage, frozen=True):
-    """Notice to an agentd or a driver: send TraceSent with the same id, as `question` says."""
-
-    id: Name
-    question: trace_values.TraceQuestion
-
-
-class TraceSent(ControlMessage, frozen=True):
-    """Notice of an agentd or driver: the answer to the SendTrace with this id. The head ignores an unknown id."""
-
-    id: Name
-    answer: trace_values.TraceSlice
 
 
 class Watch(ControlMessage, frozen=True):
@@ -396,7 +382,7 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, SendTrace, TraceSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LeaseEnded,
+    StopLooking, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, LeaseEnded,
     WorkersHealth,
     OutputLost, LogLines, LogCredit, FlushLogs, Flushing,
 ]  # fmt: skip

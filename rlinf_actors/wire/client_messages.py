@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from rlinf_actors.wire import event_values, trace_values, values
+from rlinf_actors.wire import event_values, values
 from rlinf_actors.wire.bounds import (
     Document,
     Few,
@@ -56,21 +56,6 @@ class EnumerateHardware(ControlMessage, frozen=True):
 
 class Enumerated(ControlMessage, frozen=True):
     answer: values.HardwareAnswer
-
-
-class ReadTrace(ControlMessage, frozen=True):
-    """Ask the head to have the node `node_id`, or the job's driver with this incarnation, send a part of the traces of
-    a job, as `question` says.
-
-    Answered by TraceRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
-    """
-
-    node_id: Name
-    question: trace_values.TraceQuestion
-
-
-class TraceRead(ControlMessage, frozen=True):
-    answer: trace_values.TraceSlice
 
 
 class Launch(ControlMessage, frozen=True):
@@ -411,7 +396,7 @@ class Drained(ControlMessage, frozen=True):
 
 
 ClientMessage = Union[
-    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, Launch, Launched, FindGroup, Handles, Detach,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, Launch, Launched, FindGroup, Handles, Detach,
     StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
     EStop, EStopped, EndGroup, KillWorker, WorkerKilled, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey,
     RevokeKey, GetKeys, Keys, AddRanks, ResizeGroup, LaunchPart, FindWorker, FoundWorker,

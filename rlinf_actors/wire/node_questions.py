@@ -17,18 +17,20 @@ from rlinf_actors.wire.figure_values import FigureQuestion, NodeFigures
 from rlinf_actors.wire.log_values import LogQuestion, LogSlice
 from rlinf_actors.wire.protocol import ControlMessage, expected
 from rlinf_actors.wire.stack_values import StackAnswer, StackQuestion
-from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceSwitch
+from rlinf_actors.wire.trace_values import SwitchedWorkers, TraceQuestion, TraceSlice, TraceSwitch
 
 T = TypeVar("T")
 
-NodeQuestion = Union[LogQuestion, StackQuestion, FigureQuestion, CheckQuestion, DebugQuestion, TraceSwitch]
-NodeAnswer = Union[LogSlice, StackAnswer, NodeFigures, CheckAnswer, DebugAnswer, SwitchedWorkers]
+NodeQuestion = Union[
+    LogQuestion, StackQuestion, FigureQuestion, CheckQuestion, DebugQuestion, TraceSwitch, TraceQuestion,
+]  # fmt: skip
+NodeAnswer = Union[LogSlice, StackAnswer, NodeFigures, CheckAnswer, DebugAnswer, SwitchedWorkers, TraceSlice]
 
 
 class AskNode(ControlMessage, frozen=True):
     """Ask the head to have the node `node_id` answer `question`.
 
-    A TraceSwitch may also go to the job's driver with the incarnation `node_id`.
+    A TraceSwitch or TraceQuestion may also go to the job's driver with the incarnation `node_id`.
 
     Answered by NodeAnswered, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer.
     """

@@ -49,8 +49,8 @@ class SwitchedWorkers(Value, frozen=True, tag=True):
     ] = []
 
 
-class TraceQuestion(Value, frozen=True):
-    """Request to a node: send a part of the traces that the workers of a job have written there.
+class TraceQuestion(Value, frozen=True, tag="ReadTrace"):
+    """Request to a node or driver: send a part of the traces that the workers of a job, or it, have written there.
 
     Attributes:
         namespace: the job.
@@ -65,7 +65,7 @@ class TraceQuestion(Value, frozen=True):
     drop: bool = False
 
 
-class TraceSlice(Value, frozen=True):
+class TraceSlice(Value, frozen=True, tag=True):
     """Answer of a node to a TraceQuestion.
 
     Attributes:

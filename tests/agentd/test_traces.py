@@ -18,7 +18,7 @@ from agentd.users import User, as_user
 from agentd.worker_questions import WorkerQuestions
 from rlinf_actors.tracing.clocks import Sample
 from rlinf_actors.wire import control_codec
-from rlinf_actors.wire.agent_messages import TraceSent
+from rlinf_actors.wire.node_questions import AgentAnswered
 from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, SwitchedWorkers, TraceQuestion, TraceSwitch
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.wire.worker_questions import AskWorker, RecordTrace, TraceRecorded, WorkerAnswered
@@ -139,7 +139,7 @@ def test_what_a_user_puts_beside_its_traces_does_not_end_agentd(files: TraceFile
     write(str(trace))
     listing = files.answer(TraceQuestion("job"), [])
     assert listing.names == ["directory", "w-0"]
-    control_codec.encode(control_codec.Notice(TraceSent("1", listing)))
+    control_codec.encode(control_codec.Notice(AgentAnswered("1", listing)))
     assert files.answer(TraceQuestion("job", "directory"), []).fault
     files.ended(spec("w-0"))
     files.answer(TraceQuestion("job", drop=True), [])

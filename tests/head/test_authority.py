@@ -24,7 +24,6 @@ from rlinf_actors.wire.client_messages import (
     GetNodes,
     GetStatus,
     Launch,
-    ReadTrace,
     Status,
     StopCluster,
 )
@@ -51,7 +50,7 @@ REQUESTS = {
     "GetEvents": GetEvents(),
     "EStop": EStop("me"),
     "EnumerateHardware": EnumerateHardware("n1", QUESTION),
-    "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
+    "ReadTrace": AskNode("n1", TraceQuestion("ann")),
     "ReadStacks": AskNode("n1", StackQuestion("ann", [])),
     "AttachDebugger": AskNode("n1", DebugQuestion("ann", "g-1", "s", "me")),
     "ReadLogs": AskNode("n1", LogQuestion("ann")),

@@ -13,9 +13,7 @@ from rlinf_actors.wire.agent_messages import (
     Goodbye,
     HardwareFound,
     LookForHardware,
-    SendTrace,
     StopLooking,
-    TraceSent,
     WorkersHealth,
 )
 from rlinf_actors.wire.check_values import CheckAnswer, CheckQuestion, NodeFacts, PathTest
@@ -25,8 +23,6 @@ from rlinf_actors.wire.client_messages import (
     EnumerateHardware,
     GetEvents,
     GetStatus,
-    ReadTrace,
-    TraceRead,
 )
 from rlinf_actors.wire.debug_values import (
     DebugAnswer,
@@ -165,24 +161,24 @@ PART = TraceSlice(data=b"ring")
 
 
 def ask_trace(kit: HeadKit) -> str:
-    assert kit.ask("d1", ReadTrace("n1", TraceQuestion("ns", "w-0", 4))) is None
-    (order,) = kit.sent(SendTrace, "a:n1")
+    assert kit.ask("d1", AskNode("n1", TraceQuestion("ns", "w-0", 4))) is None
+    (order,) = kit.sent(AskAgent, "a:n1")
     assert order.question == TraceQuestion("ns", "w-0", 4)
     return order.id
 
 
 def test_part_of_a_trace_reaches_the_driver_once(kit):
     id = ask_trace(kit)
-    kit.tell("a:n1", TraceSent(id, PART))
-    assert kit.answers() == [("d1", TraceRead(PART))]
-    kit.tell("a:n1", TraceSent(id, PART))
+    kit.tell("a:n1", AgentAnswered(id, PART))
+    assert kit.answers() == [("d1", NodeAnswered(PART))]
+    kit.tell("a:n1", AgentAnswered(id, PART))
     assert kit.answers() == []
 
 
 def test_answer_of_another_kind_is_ignored(kit):
     trace, hardware = ask_trace(kit), ask(kit)
     kit.tell("a:n1", HardwareFound(trace, ANSWER))
-    kit.tell("a:n1", TraceSent(hardware, PART))
+    kit.tell("a:n1", AgentAnswered(hardware, PART))
     assert kit.answers() == []
 
 
@@ -204,7 +200,7 @@ def test_stacks_reach_the_client_once(kit):
     assert kit.ask("d1", AskNode("n1", STACKS)) is None
     (order,) = kit.sent(AskAgent, "a:n1")
     assert order.question == STACKS
-    kit.tell("a:n1", TraceSent(order.id, PART))  # no answer to this order
+    kit.tell("a:n1", AgentAnswered(order.id, PART))  # no answer to this order
     kit.tell("a:n0", AgentAnswered(order.id, SHOWN))  # another node's
     assert kit.answers() == []
     kit.tell("a:n1", AgentAnswered(order.id, SHOWN))
@@ -229,13 +225,13 @@ def test_a_driver_is_asked_for_its_own_trace(kit):
     kit.tell("d1", AgentAnswered(order.id, SwitchedWorkers(1)))
     assert kit.answers() == [("tool", NodeAnswered(SwitchedWorkers(1)))]
 
-    assert kit.ask("tool", ReadTrace("d1", question)) is None
+    assert kit.ask("tool", AskNode("d1", question)) is None
     kit.driver("d1")  # by a new connection
-    (order,) = kit.sent(SendTrace, "d1")[-1:]
+    (order,) = kit.sent(AskAgent, "d1")[-1:]
     kit.driver("d2")
-    kit.tell("d2", TraceSent(order.id, TraceSlice(data=b"forged")))
-    kit.tell("d1", TraceSent(order.id, TraceSlice(data=b"ring")))
-    assert kit.answers()[-1:] == [("tool", TraceRead(TraceSlice(data=b"ring")))]
+    kit.tell("d2", AgentAnswered(order.id, TraceSlice(data=b"forged")))
+    kit.tell("d1", AgentAnswered(order.id, TraceSlice(data=b"ring")))
+    assert kit.answers()[-1:] == [("tool", NodeAnswered(TraceSlice(data=b"ring")))]
 
 
 def test_a_driver_is_asked_for_nothing_else_and_its_end_is_told(kit):

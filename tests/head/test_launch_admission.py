@@ -19,11 +19,11 @@ from rlinf_actors.wire.client_messages import (
     Launch,
     Launched,
     Nodes,
-    ReadTrace,
     Status,
 )
 from rlinf_actors.wire.key_messages import AddKey, KeyLimits, Keys
 from rlinf_actors.wire.launch_rules import LaunchRules
+from rlinf_actors.wire.node_questions import AskNode
 from rlinf_actors.wire.resize_messages import AddRanks
 from rlinf_actors.wire.trace_values import TraceQuestion
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, HardwareQuestion
@@ -168,7 +168,7 @@ def test_clients_are_told_which_nodes_are_closed_to_them():
 
 def test_node_that_does_not_admit_a_driver_runs_and_sends_nothing_for_it():
     head = Kit(ROBOTS)
-    for body in (EnumerateHardware("lab", HardwareQuestion("Arm", 1)), ReadTrace("lab", TraceQuestion("job-b"))):
+    for body in (EnumerateHardware("lab", HardwareQuestion("Arm", 1)), AskNode("lab", TraceQuestion("job-b"))):
         refused = head.ask("b", body)
         assert isinstance(refused, Refuse)
         assert "does not admit driver 'b'" in refused.text

@@ -31,7 +31,6 @@ from rlinf_actors.wire.client_messages import (
     FindGroup,
     GetEvents,
     GetKeys,
-    ReadTrace,
     RevokeKey,
     StopCluster,
     StopGroup,
@@ -270,7 +269,7 @@ def test_another_driver_and_roots_of_nodes_reach_no_job_of_others(node, drivers)
     (node.place / "n8").mkdir(mode=0o700)
     node.run("keys", "enroll", "n8", "--file", str(node.place / "n8" / "agent.key"), at="head")
     stacks = AskNode("n8", StackQuestion(job, []))
-    ends = (EndGroup(job, "spy", 0.0, "mallory"), ReadTrace("n8", TraceQuestion(job)), stacks)
+    ends = (EndGroup(job, "spy", 0.0, "mallory"), AskNode("n8", TraceQuestion(job)), stacks)
     asked = asyncio.run(
         answers(node, node.place / "driver-b" / "driver.key", *ends, GetKeys(), RevokeKey("n8", "mallory"))
     )
