@@ -34,7 +34,6 @@ dropped; an unknown peer is asked to say hello; the cost of an event does not gr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import cast
 
 from rlinf_actors.head import commands
 from rlinf_actors.head.admission import Admission
@@ -436,16 +435,6 @@ class Coordinator:
         return str(self.speaker)
 
     # --- status ---
-
-    def status(self, now: float) -> Status:
-        """Return the state of the cluster at *now*, in monotonic seconds."""
-        self.now = max(self.now, now)
-        work = self.describe(lambda namespace: True, lambda states: states)
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                return cast(Status, end.value)
 
     def describe(
         self, sees: Callable[[str], bool], as_seen: Callable[[list[NodeState]], list[NodeState]]

@@ -25,7 +25,6 @@ from rlinf_actors.net.daemon import CoreShell
 from rlinf_actors.net.link import Network, peer_name
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.security.members import Member
-from rlinf_actors.wire.client_messages import Status
 from rlinf_actors.wire.control_codec import Envelope, Notice, Request
 
 if TYPE_CHECKING:  # a private head remembers nothing, and need not load a database
@@ -140,9 +139,6 @@ class HeadServer:
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
         self._shell.handle(commands.ConnectionRejected(public_key, address, why, times))
-
-    def status(self) -> Status:
-        return self._coordinator.status(self._loop.time())
 
     def close(self, reason: str = "", restarting: bool = False) -> None:
         """Stop listening. It is safe to call this twice.

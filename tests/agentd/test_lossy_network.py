@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from head_status import status_of
 
 from agentd import state_events as e
 from agentd.node_state import AgentState, Policy
@@ -167,11 +168,11 @@ class World:
 
     @property
     def node(self) -> str:
-        (node,) = self.head.status(self.now).nodes
+        (node,) = status_of(self.head, self.now).nodes
         return node.state
 
     def group(self, name: str) -> str:
-        return {group.name: group.state for group in self.head.status(self.now).groups}.get(name, "")
+        return {group.name: group.state for group in status_of(self.head, self.now).groups}.get(name, "")
 
 
 @pytest.mark.parametrize("seed", range(5))

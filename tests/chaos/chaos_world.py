@@ -19,6 +19,7 @@ from chaos_invariants import SCENE
 from chaos_net import HEAD
 from chaos_nodes import Agent, Keeper
 from chaos_record import Line
+from head_status import status_of
 
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
@@ -151,7 +152,8 @@ class World:
             for worker in agent.keeper.workers:
                 self.write(SCENE, "wrong", text=f"worker {worker} is left on node {agent.rank}")
         if self.head is not None:
-            status = self.head.status()
+            head = self.head._coordinator
+            status = status_of(head, head.now)
             for group in status.groups:
                 self.write(SCENE, "wrong", text=f"the head still has group {group.name} of {group.namespace}")
             if len(status.nodes) != self.nodes or len(status.clients) > 0:

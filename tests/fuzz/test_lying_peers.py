@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pace
 import pytest
+from head_status import status_of
 from lies import Liar
 
 from rlinf_actors.errors import RemoteWireError
@@ -88,7 +89,7 @@ def test_no_message_makes_the_head_fail_or_spin(first):
             heard += send_random_message(kit, liar, "a:n0", "d1", "x") is not None
             assert not math.isnan(kit.head.next_deadline())
             pass_time(kit, 15.0)
-        control_codec.decode(control_codec.encode(Notice(kit.head.status(kit.now))))
+        control_codec.decode(control_codec.encode(Notice(status_of(kit.head, kit.now))))
     assert heard > 50
 
 
@@ -111,7 +112,7 @@ def test_random_messages_of_others_do_not_affect_a_job(first):
             assert not [stop.ids for stop in kit.sent(StopWorkers) if not {"g-0", "g-1"}.isdisjoint(stop.ids)], body
             for honest in ("a:n0", "a:n1", "ann"):
                 kit.tell(honest, Beat(honest))
-        status = kit.head.status(kit.now)
+        status = status_of(kit.head, kit.now)
         assert {(group.namespace, group.state) for group in status.groups if group.name == "g"} >= {("ann", "starting")}
         assert {"n0", "n1"} <= {node.report.node_id for node in status.nodes if node.state == "ready"}
         assert kit.head.admit(job_key("token1"), kit.wall), "the key is valid"

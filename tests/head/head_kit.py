@@ -7,6 +7,7 @@ import itertools
 from typing import Any, TypeVar
 
 import msgspec
+from head_status import status_of
 
 from rlinf_actors.head.commands import (
     Answer,
@@ -261,16 +262,16 @@ class HeadKit:
         return any(isinstance(c, EndCluster) for c in self.out)
 
     def node_states(self) -> dict[str, str]:
-        return {state.report.node_id: state.state for state in self.head.status(self.now).nodes}
+        return {state.report.node_id: state.state for state in status_of(self.head, self.now).nodes}
 
     def ranks(self) -> dict[str, int]:
-        return {state.report.node_id: state.rank for state in self.head.status(self.now).nodes}
+        return {state.report.node_id: state.rank for state in status_of(self.head, self.now).nodes}
 
     def group_states(self) -> dict[str, str]:
-        return {group.name: group.state for group in self.head.status(self.now).groups}
+        return {group.name: group.state for group in status_of(self.head, self.now).groups}
 
     def clients(self) -> int:
-        return len(self.head.status(self.now).clients)
+        return len(status_of(self.head, self.now).clients)
 
 
 def job_key(token: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from head_kit import HeadKit, agent_hello, running, specs
+from head_status import status_of
 from msgspec.structs import replace
 
 from rlinf_actors.errors import RemoteWireError
@@ -34,7 +35,7 @@ class Lab(HeadKit):
         return self.ask(peer, Launch(namespace, group, "m:C", workers, wait_s=wait_s))
 
     def leases(self) -> list[LeaseState]:
-        return self.head.status(self.now).leases
+        return status_of(self.head, self.now).leases
 
 
 def refused(answer) -> str:
@@ -247,16 +248,16 @@ def test_second_of_two_groups_that_report_one_robot_is_stopped():
     assert line == "Franka 10.0.1.1 is held by two groups, ('ns', 'g') and ('other', 'h'): the second is stopped"
     assert kit.group_states() == {"g": "running", "h": "stopping"}
     kit.exited("a:n0", "g-0")
-    (lease,) = kit.head.status(kit.now).leases
+    (lease,) = status_of(kit.head, kit.now).leases
     assert (lease.group, lease.workers) == ("h", ["h:0"])
     kit.exited("a:n1", "h-0")
-    assert kit.head.status(kit.now).leases == []
+    assert status_of(kit.head, kit.now).leases == []
 
 
 def test_worker_that_ended_during_the_heads_absence_holds_no_robot():
     kit = HeadKit()
     kit.node("n0", workers=[running(arm_spec(), "d1", pid=5, exit=ExitReport("exited", 0))])
-    assert kit.head.status(kit.now).leases == []
+    assert status_of(kit.head, kit.now).leases == []
 
 
 # --- waiting ---
@@ -358,7 +359,7 @@ def test_status_and_stops_can_be_read_with_the_longest_names():
     robot = Claim("k" * 1024, "t" * 1024)
     launch = control_codec.encode(Request(1, Launch("ns", "g", "m:C", [replace(spec, claims=(robot,))])))
     assert isinstance(kit.ask("d1", control_codec.decode(launch).body), Launched)
-    for body in (kit.head.status(kit.now), kit.ask("tool", EStop("me"))):
+    for body in (status_of(kit.head, kit.now), kit.ask("tool", EStop("me"))):
         assert control_codec.decode(control_codec.encode(Notice(body))).body == body
     longer = Launch("ns", "g", "m:C", [replace(spec, claims=(Claim("k" * 1025, "t"),))])
     with pytest.raises(RemoteWireError):

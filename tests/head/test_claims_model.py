@@ -6,6 +6,7 @@ import itertools
 
 import msgspec
 from head_kit import HeadKit, agent_hello, specs
+from head_status import status_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,6 +133,6 @@ def test_robot_belongs_to_one_group_until_no_worker_can_move_it(history):
             "return": model.come_back,
             "wait": model.wait,
         }[name](*rest)
-        held = {lease.key for lease in model.kit.head.status(model.kit.now).leases}
+        held = {lease.key for lease in status_of(model.kit.head, model.kit.now).leases}
         assert held == set().union(*(keys for _, keys, _ in model.running.values()))
         assert all(wanted & held for wanted, _ in model.waiting.values()), "a launch waits although its arms are free"

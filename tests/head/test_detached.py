@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import restart_kit
 from head_kit import HeadKit, agent_hello, running, specs
+from head_status import status_of
 from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
@@ -73,7 +74,7 @@ def detached(count=1):
 
 
 def state(kit, name="s"):
-    return next((group for group in kit.head.status(kit.now).groups if group.name == name), None)
+    return next((group for group in status_of(kit.head, kit.now).groups if group.name == name), None)
 
 
 def test_detached_group_outlives_its_driver():

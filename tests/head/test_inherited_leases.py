@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from head_kit import HeadKit, specs
+from head_status import status_of
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.model.restart import RestartPolicy
@@ -56,7 +57,7 @@ def lab() -> Lab:
 
 
 def test_group_of_a_robots_worker_holds_the_robot_with_it_and_after_it(lab):
-    (lease,) = lab.head.status(lab.now).leases
+    (lease,) = status_of(lab.head, lab.now).leases
     assert lease.workers == ["env:0", "controller:0"]
     lab.exited("a:n0", "env-0")
     answer = lab.claim("h", ARM, "d2")

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from head_kit import HeadKit, running, specs
+from head_status import status_of
 from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Refuse
@@ -290,7 +291,7 @@ def test_restarted_head_learns_the_description_of_a_group(knows):
     kit.driver(token="old")
     known = [WorkerState(f"g-{rank}", rank, rank, "10.0.0.1", "starting") for rank in range(2)]
     kit.tell("d1", Handles([GroupHandle("ns", "g", known, "placements" if knows == "owner" else "")]))
-    assert [group.detail for group in kit.head.status(kit.now).groups] == ["placements"]
+    assert [group.detail for group in status_of(kit.head, kit.now).groups] == ["placements"]
 
 
 # --- one worker ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from head_kit import HeadKit, agent_hello, client_hello, running, specs
+from head_status import status_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -250,7 +251,7 @@ def test_restarted_head_keeps_the_later_of_two_incarnations():
     ended = running(spec, "d1", exit=ExitReport("signalled", signal=9))
     kit.ask("a:n0", agent_hello("n0", is_head=True, workers=[running(later, "d1", pid=5), ended]))
     kit.ask("d1", client_hello("d1"))
-    (group,) = kit.head.status(kit.now).groups
+    (group,) = status_of(kit.head, kit.now).groups
     assert [(worker.id, worker.restarts) for worker in group.workers] == [("g-0.1", 1)]
 
 
@@ -299,7 +300,7 @@ def test_restarts_in_any_window_stay_within_the_policy(ends):
 
 
 def _specs_of(kit: HeadKit):
-    groups = kit.head.status(kit.now).groups
+    groups = status_of(kit.head, kit.now).groups
     (spec,) = specs("g", [0])
     return [msgspec.structs.replace(spec, id=worker.id) for group in groups for worker in group.workers]
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import restart_kit
 from head_kit import HeadKit, Refuse, agent_hello, running
+from head_status import status_of
 
 from rlinf_actors.errors import EmergencyStopError
 from rlinf_actors.net.rpc import refusal
@@ -264,7 +265,7 @@ class TestEmergencyStop:
         (hit,) = answer.hits
         assert (hit.worker, hit.namespace, hit.robots, hit.reached) == ("env:0", "ns", ["Franka 10.10.10.1"], True)
         assert kit.sent(StopWorkers) == [StopWorkers(["env-0"], 0.0, "emergency stop by kim@lab: a hand in the cell")]
-        assert kit.head.status(kit.now).stopped == answer.stopped
+        assert status_of(kit.head, kit.now).stopped == answer.stopped
         lift = "; lift it with `rlinf-actors estop --release`"
         assert answer.stopped == [f"emergency stop by kim@lab: a hand in the cell (all jobs){lift}"]
 
@@ -300,7 +301,7 @@ class TestEmergencyStop:
     def test_stop_of_an_unknown_job_is_refused_and_names_the_jobs_with_robots(self, kit):
         refused = kit.ask("observer", EStop("kim@lab", namespace="typo"))
         assert (refused.kind, refused.text) == ("not_found", "it has no job 'typo'; jobs with robots: ns")
-        assert kit.head.status(kit.now).stopped == []
+        assert status_of(kit.head, kit.now).stopped == []
 
     def test_restarted_head_takes_the_stop_of_a_job_that_it_does_not_know_yet(self):
         kit = restart_kit.cluster(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from head_kit import HeadKit, agent_hello, running, specs
+from head_status import status_of
 from msgspec.structs import replace
 
 from rlinf_actors import RestartPolicy
@@ -64,7 +65,7 @@ def test_late_end_of_a_rank_missing_in_the_namesake_restarts_no_worker():
     assert isinstance(kit.ask("d1", Launch("ns", "g", "m:C", lasting([0], "new"))), Launched)
     new = running(lasting([0], "new")[0], "d1", pid=5)
     node_returns(kit, new, running(lasting([0, 0], "old")[1], "d1", exit=KILLED))
-    (group,) = kit.head.status(kit.now).groups
+    (group,) = status_of(kit.head, kit.now).groups
     assert [worker.id for worker in group.workers] == ["new-0"]
 
 

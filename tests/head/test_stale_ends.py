@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from head_kit import HeadKit, agent_hello, running, specs
+from head_status import status_of
 
 from rlinf_actors.wire.client_messages import Handles, WorkerChanged
 from rlinf_actors.wire.values import ExitReport, GroupHandle, WorkerState
@@ -34,5 +35,5 @@ def test_end_of_the_earlier_namesake_does_not_end_an_unknown_rank():
     kit.restart()
     there = [running(early[1], "d2", exit=ExitReport("exited", 1)), running(later[0], "d2", pid=7)]
     kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=there))
-    (group,) = kit.head.status(kit.now).groups
+    (group,) = status_of(kit.head, kit.now).groups
     assert [worker.id for worker in group.workers] == ["later-0"]

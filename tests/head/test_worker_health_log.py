@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from head_kit import HeadKit
+from head_status import status_of
 
 from rlinf_actors.wire.agent_messages import OutputLost, WorkersHealth
 from rlinf_actors.wire.client_messages import GetEvents, WorkerChanged
@@ -19,7 +20,7 @@ def running_group() -> HeadKit:
 
 
 def pulses(kit: HeadKit) -> list[WorkerPulse | None]:
-    (group,) = kit.head.status(kit.now).groups
+    (group,) = status_of(kit.head, kit.now).groups
     return [worker.pulse for worker in group.workers]
 
 
