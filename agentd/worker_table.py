@@ -147,8 +147,8 @@ class WorkerTable:
         return WorkersHealth(health) if health else None
 
 
-def fitted(workers: list[RunningWorker], most: int = MAX_LISTED) -> tuple[list[RunningWorker], list[str]]:
-    """Return *workers*, which a hello lists, in at most *most* bytes, and the namespaces that had to be shortened.
+def fitted(workers: list[RunningWorker]) -> tuple[list[RunningWorker], list[str]]:
+    """Return *workers*, which a hello lists, in at most MAX_LISTED bytes, and the namespaces that had to be shortened.
 
     A hello that is too long for the head would cost all jobs of the node. So the jobs with most bytes are listed
     without environments, descriptions and texts; the head restarts none of their workers.
@@ -159,7 +159,7 @@ def fitted(workers: list[RunningWorker], most: int = MAX_LISTED) -> tuple[list[R
         jobs.setdefault(worker.spec.namespace, []).append(index)
     left, fitting, shortened = sum(sizes), list(workers), list[str]()
     for job, its in sorted(jobs.items(), key=lambda item: -sum(sizes[index] for index in item[1])):
-        if left <= most:
+        if left <= MAX_LISTED:
             break
         for index in its:
             fitting[index] = _shortened(workers[index])
