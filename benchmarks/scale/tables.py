@@ -57,7 +57,7 @@ class Tables:
 def agent_hello(n: int) -> AgentHello:
     ip = f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
     report = NodeReport(f"n{n}", f"host{n}", ip, f"host-{n}", 64, 1 << 38, "3.11.7", "/usr/bin/python3")
-    return AgentHello(PROTOCOL, "1", f"n{n}-1", report)
+    return AgentHello(PROTOCOL, "1", f"n{n}-1", report, secret=f"of n{n}")
 
 
 def measure(nodes: int, per_node: int) -> Answer:
