@@ -103,6 +103,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--cycles", type=int, default=6, help="how many starts and stops tests/cycles makes")
     parser.addoption("--robot-rounds", type=int, default=1, help="how often each robot is stopped (tests/robots)")
+    parser.addoption("--interruptions", type=int, default=500, help="of each kind (live/test_interrupted.py)")
     parser.addoption("--grandchildren", type=int, default=8, help="daemons that hide (tests/agentd/test_leftovers.py)")
     parser.addoption("--channel-items", type=int, default=4_000, help="through one channel (test_channel_bounds.py)")
     parser.addoption("--kill-rounds", type=int, default=1, help="how often each is killed (tests/kills)")

@@ -19,9 +19,9 @@ import msgspec
 from rlinf_actors import forks
 from rlinf_actors.channel.answers import description
 from rlinf_actors.channel.key_encoding import key_of
-from rlinf_actors.channel.put_window import PutWindow
+from rlinf_actors.channel.put_window import Put, PutWindow
 from rlinf_actors.channel.request_sender import RequestSender
-from rlinf_actors.channel.requests import FrameMaker, Get, Query, Request, RequestMaker, reference
+from rlinf_actors.channel.requests import FrameMaker, Get, PendingAnswer, Query, Request, RequestMaker, reference
 from rlinf_actors.channel.results import View, Withdrawable, not_processed, refusal
 from rlinf_actors.errors import (
     ChannelBrokenError,
@@ -33,6 +33,7 @@ from rlinf_actors.errors import (
     WorkerDiedError,
 )
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.held_signals import undisturbed
 from rlinf_actors.runtime.future import AsyncWork, Future
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
@@ -285,6 +286,15 @@ class RemoteChannel(RequestMaker):
         # at once: who hears of the failure may ask for the item next
         sender.send(frames.ChannelCancel(call, True), now=True)
 
+    def _undo(self, request: Put | Get) -> None:
+        """Cancel a request, whether it was sent, waits to be sent, or was only registered."""
+        for rank, peer in enumerate(self._group.peers):
+            for call, pending in list(peer.pending.items()):
+                if pending is request or (isinstance(pending, PendingAnswer) and pending() is request):
+                    self.give_back(self._sender(rank), call, False)
+        if isinstance(request, Put):
+            self.put_window.give_up(request)
+
     def _sender(self, rank: int) -> RequestSender:
         """Return the RequestSender of the replica *rank*; a new one after its connection was lost."""
         peer, sender = self._group.peers[rank], self._senders.get(rank)
@@ -301,13 +311,17 @@ class RemoteChannel(RequestMaker):
         if home is not None:
             sender = self._senders.get(home)
             request.begin(self, sender if sender is not None and sender.peer is peers[home] else self._sender(home))
-            return
+        else:
+            undisturbed(None, self._place, request)
+
+    def _place(self, request: Request) -> None:
+        """Ask replica 0 which replica has the key of *request*, or keep the request until the answer is there."""
         with self._placing:
             placement = self._placements.get(request.key)
             first = placement is None and request.key not in self._homes
             if first:
                 placement = self._placements[request.key] = _KeyPlacement(
-                    self._name, request.key, self._node_rank, len(peers)
+                    self._name, request.key, self._node_rank, len(self._group.peers)
                 )
         if placement is None or not placement.add(request):
             self._begin(request)  # the replica has just become known

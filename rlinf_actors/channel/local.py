@@ -32,6 +32,7 @@ from rlinf_actors.channel.results import (
     not_processed,
     refusal,
 )
+from rlinf_actors.net.held_signals import undisturbed
 from rlinf_actors.runtime.deadline_timers import timers
 from rlinf_actors.runtime.future import AsyncWork
 
@@ -172,6 +173,9 @@ class LocalChannel:
         self._do(lambda: self._queue.fail(ticket, how))
 
     def _do(self, step: Callable[[], list[AnyCommand]]) -> None:
+        undisturbed(None, self._do_now, step)
+
+    def _do_now(self, step: Callable[[], list[AnyCommand]]) -> None:
         with self._lock:
             commands = step()
             self._keep()
@@ -186,7 +190,7 @@ class LocalChannel:
         *how* says why the item was not processed; None if user code never received the items.
         """
         self._dropped.append((ticket, how))
-        self._sweep()
+        undisturbed(None, self._sweep)
 
     def _sweep(self) -> None:
         """Return all items given to `drop` to their queues, if the lock is free.

@@ -44,7 +44,6 @@ class Put(AsyncWork[None], Withdrawable):
     sender: RequestSender
     channel: RemoteChannel | None = None
     call = 0
-    counted = False  # by the PutWindow
     anywhere = True
     span = 0  # in the trace, 0 if this process is not traced
 
@@ -121,9 +120,9 @@ class Put(AsyncWork[None], Withdrawable):
 
 
 class _KeyPuts(msgspec.Struct, eq=False):
-    """The unanswered puts of one key: `out` is the number of puts sent to the host, `waiting` holds those not sent."""
+    """The unanswered puts of one key: `out` holds those sent to the host, `waiting` those not sent."""
 
-    out: int = 0
+    out: dict[Put, None] = msgspec.field(default_factory=dict)
     waiting: collections.deque[Put] = msgspec.field(default_factory=collections.deque)
 
 
@@ -168,12 +167,12 @@ class PutWindow:
         with self.lock:
             keys: dict[bytes, _KeyPuts] = {}
             for put in puts:
-                if not put.counted:
+                key = self._keys.get(put.key)
+                if key is None or put not in key.out:
                     continue  # given up, and answered at the same moment
-                put.counted = False
+                del key.out[put]
                 self.nbytes -= put.nbytes
-                key = keys[put.key] = self._keys[put.key]
-                key.out -= 1
+                keys[put.key] = key
             if self._starved and not self._moving:  # a put to a host that is gone is removed while it is sent
                 self._moving = True
                 try:
@@ -184,6 +183,12 @@ class PutWindow:
             for name, key in keys.items():
                 if not key.out and not key.waiting and self._keys.get(name) is key:
                     del self._keys[name]
+
+    def give_up(self, put: Put) -> None:
+        """Stop counting a put in the middle of which a signal handler has raised, wherever that was."""
+        with self.lock:
+            self.remove(put)
+            self.nbytes = sum(put.nbytes for key in self._keys.values() for put in key.out)
 
     def _send_starved(self) -> bool:
         """Send the waiting puts that have room now. Return True if at least one was sent."""
@@ -203,7 +208,6 @@ class PutWindow:
 
     def _send(self, key: _KeyPuts, put: Put) -> None:
         """Send a put to its host. Call with the lock held."""
-        put.counted = True
+        key.out[put] = None
         self.nbytes += put.nbytes
-        key.out += 1
         put.sender.put(put)

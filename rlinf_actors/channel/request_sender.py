@@ -17,6 +17,7 @@ from rlinf_actors import counters
 from rlinf_actors.channel.request_spans import trace_sent
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.framing import BIG
+from rlinf_actors.net.held_signals import undisturbed
 from rlinf_actors.net.shared_memory import SHARED_FROM
 from rlinf_actors.wire import frames
 
@@ -90,17 +91,28 @@ class RequestSender:
             return
         self._acknowledged.append(call)
         if not self._due:
-            self._due = True
-            self._soon(self.flush)
+            self._wake()
 
     def send(
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, give: bool = False
     ) -> None:
         """Send a frame behind all earlier requests. *now* and *give* are those of `Peer.send`."""
+        undisturbed(None, self._send, frame, parts, now, give)
+
+    def _send(self, frame: frames.AnyFrame, parts: Sequence[Buffer], now: bool, give: bool) -> None:
         with self._lock:
             if self._waiting or self._acknowledged:
                 self._send_waiting()
             self.peer.send(frame, parts, now=now, give=give)
+
+    def _wake(self) -> None:
+        """Let the I/O thread send what waits."""
+        try:
+            self._due = True
+            self._soon(self.flush)
+        except BaseException:  # a signal handler raised
+            self._soon(self.flush)
+            raise
 
     def flush(self) -> None:
         """Send all requests that wait."""
@@ -110,17 +122,23 @@ class RequestSender:
 
     def add(self, request: Waiting, alone: bool) -> None:
         """Send a request. *alone*: True if no other request of this process to this host is under way."""
-        if alone and not self._waiting and not self._acknowledged and self._lock.acquire(blocking=False):
-            try:
-                if not self._waiting:
-                    self._send_run([request], now=True)
-                    return
-            finally:
-                self._lock.release()
+        if alone and not self._waiting and not self._acknowledged and undisturbed(None, self._send_alone, request):
+            return
         self._waiting.append(request)
         if not self._due:
-            self._due = True
-            self._soon(self.flush)
+            self._wake()
+
+    def _send_alone(self, request: Waiting) -> bool:
+        """Send a request on this thread. Return False if another thread sends now, or requests wait."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._waiting:
+                return False
+            self._send_run([request], now=True)
+            return True
+        finally:
+            self._lock.release()
 
     def _send_waiting(self) -> None:
         """Send all waiting requests in as few frames as possible. The caller holds the lock."""

@@ -281,6 +281,9 @@ class RequestMaker:
         """Send a request to the host of its key. While that host is not known, keep the request, in order."""
         raise NotImplementedError
 
+    def _undo(self, request: Put | Get) -> None:
+        """Cancel a request, because a signal handler has raised while it was sent. Loop thread only."""
+
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
         # copy=None: a put that waits here keeps the producer's own memory, and costs no more
         put = Put(self._putting, key_bytes(key), weight, nowait, payload.encode(item, "item", copy=None))
@@ -320,7 +323,11 @@ class RequestMaker:
     def _start(self, request: R, timeout: float | None) -> R:
         if recorder.active is not None:
             trace_request(request)
-        self._begin(request)
+        try:
+            self._begin(request)
+        except BaseException:
+            self._io.call(self._undo, request)
+            raise
         if timeout is not None:
             limit(self._io, request, timeout)
         return request

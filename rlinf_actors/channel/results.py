@@ -115,7 +115,12 @@ class PendingGet(AsyncWork[T]):
             self._decode_failed(error)
             raise
         self._taken = True  # last, so that a failure or a cancellation before this point gives the item back
-        self._acknowledge(value)
+        try:
+            self._acknowledge(value)
+        except BaseException:  # a signal handler raised
+            self._taken = False
+            self._give_back(False)
+            raise
         return item
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -34,6 +34,7 @@ from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.routes import INLINE
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.held_signals import undisturbed
 from rlinf_actors.net.shared_memory import SHARED_FROM
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
@@ -146,24 +147,25 @@ class Outbox:
 
         If the message has no `work` afterwards, the send is done.
         """
-        size = message.size
-        settle = None
         try:
-            with self._lock:
-                error = self._error
-                if error is None:
-                    if self._window.offer(size, message):
-                        settle = self._send(message, size, message.now, message.in_pieces)
-                    else:
-                        message.waited_for(self.peer)
-            if error is not None:
-                message.fail_for(self.peer, error)
-            elif settle is not None:
+            settle = undisturbed(None, self._offer, message)  # or a message would count that was never sent
+            if settle is not None:
                 settle()
         except BaseException:  # a signal handler raised
             if message.write is not None:  # the receiver knows of the message, and waits for the rest
                 message.write()
             raise
+
+    def _offer(self, message: OutgoingMessage) -> Settle | None:
+        size = message.size
+        with self._lock:
+            error = self._error
+            if error is None:
+                if self._window.offer(size, message):
+                    return self._send(message, size, message.now, message.in_pieces)
+                message.waited_for(self.peer)
+                return None
+        return partial(message.fail_for, self.peer, error)
 
     def _acknowledged(self, frame: frames.AnyFrame) -> None:
         """Handle the receiver's credit (Returned) or acknowledgement (Held). Any thread.

@@ -153,9 +153,9 @@ class HeldSignals:
 main = HeldSignals()
 
 
-def undisturbed(loop: asyncio.AbstractEventLoop, function: Callable[..., T], *args: object) -> T:
+def undisturbed(loop: asyncio.AbstractEventLoop | None, function: Callable[..., T], *args: object) -> T:
     """Call *function* with *args*; on the main thread while the handlers are held back, if it does not run *loop*."""
-    if main.held or _get_ident() != threading.main_thread().ident or asyncio._get_running_loop() is loop:
+    if main.held or _get_ident() != threading.main_thread().ident or (loop and asyncio._get_running_loop() is loop):
         return function(*args)
     main.hold()
     try:
