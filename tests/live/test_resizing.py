@@ -133,10 +133,12 @@ def test_channels_and_routes_follow(cluster, group):
     channel.put("precious")
     group.add_ranks(HERE)
     assert group.execute_on(2).hold(channel).wait() == ["precious"]
+    until(lambda: other.count(group).wait() == [[0, 1, 2]] * 3)  # the head has told them
     other.give("elastic", routed, 6).wait()
     assert group.take("three", routed, 6).wait() == [[0, 1], [2, 3], [4, 5]]
     group.remove_ranks(2)
     assert channel.get(timeout=20) == "precious", "an item that a removed rank had taken went back"
+    until(lambda: other.count(group).wait() == [[0, 1]] * 3)
     other.give("elastic", routed, 6).wait()
     assert group.take("three", routed, 6).wait() == [[0, 1, 2], [3, 4, 5]]
 
