@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.model.buffers import Buffer, constant, keepable
 
 _ADDED = 2
 """`isbuiltin` of the dtypes that other packages add to numpy (ml_dtypes' float8_e5m2): no name describes them."""
@@ -33,11 +33,14 @@ _array_facts = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]]).decode
 
 
 class TensorMemory(ctypes.Array):  # type: ignore[type-arg]
-    """Buffer over a tensor's memory, since tensors have no buffer protocol. Views of it keep the tensor alive."""
+    """Buffer over the memory of a tensor, which has no buffer protocol, or of a read-only array: the owner.
+
+    Views of it keep the owner alive.
+    """
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
-    tensor: Any = None
+    owner: Any = None
     private = False
     given: Any = None  # weak reference to the GivenMemory, if a receive has given this memory
 
@@ -67,17 +70,29 @@ def bytes_of(tensor: Any) -> Buffer:
     return _exported(staged, private=True)
 
 
+def unmarked(raw: memoryview, array: Any) -> memoryview:
+    """Return the bytes *raw* of a read-only numpy array as a view that does not say that they are read-only.
+
+    Pickle would pass that on, and the array would arrive read-only. Nothing may write to the view.
+    """
+    return _memory(array, array.__array_interface__["data"][0], raw.nbytes, private=constant(raw))
+
+
 def _exported(tensor: Any, *, private: bool) -> memoryview:
     """Return a view of the memory of a tensor that is contiguous, on the CPU and not empty."""
-    size = tensor.numel() * tensor.element_size()
-    memory = _kind((size - 1).bit_length()).from_address(tensor.data_ptr())  # may be too long: nothing reads beyond
-    memory.tensor, memory.private = tensor, private
+    return _memory(tensor, tensor.data_ptr(), tensor.numel() * tensor.element_size(), private=private)
+
+
+def _memory(owner: Any, address: int, size: int, *, private: bool) -> memoryview:
+    memory = _kind((size - 1).bit_length()).from_address(address)  # may be too long: nothing reads beyond
+    memory.owner, memory.private = owner, private
     return memoryview(memory).cast("B")[:size]
 
 
 def is_private(part: memoryview) -> bool:
-    """True if *part* is a copy that `bytes_of` made: no other code can change its memory."""
-    return isinstance(part.obj, TensorMemory) and part.obj.private
+    """True if no code can change the memory of *part*, which is a copy that `bytes_of` made, or read-only."""
+    owner = part.obj.obj if isinstance(part.obj, memoryview) else part.obj  # a PickleBuffer makes a view of the view
+    return isinstance(owner, TensorMemory) and owner.private
 
 
 def encode(value: Any) -> list[Buffer] | None:

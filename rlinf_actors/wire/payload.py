@@ -335,37 +335,39 @@ def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
 def _cloud_pickler(events: list[Any]) -> pickle.Pickler:
     import cloudpickle  # not at the top: most processes never need it, and it takes 50 ms
 
-    pickler: pickle.Pickler = _cloud_pickler_class(cloudpickle.Pickler, "torch" in sys.modules)(
+    pickler: pickle.Pickler = _cloud_pickler_class(cloudpickle.Pickler, _loaded())(
         types.SimpleNamespace(write=events.append), protocol=5, buffer_callback=events.append
     )
     return pickler
 
 
-@functools.lru_cache(maxsize=2)
-def _cloud_pickler_class(base: Any, torch_loaded: bool) -> Any:
+@functools.lru_cache(maxsize=4)
+def _cloud_pickler_class(base: Any, loaded: tuple[Any, Any]) -> Any:
     # a class attribute: the C pickler looks once, while it is made, and an instance's attribute comes too late
-    table = {**_reducers(), types.CodeType: functools.partial(_reduce_code, base.dispatch_table[types.CodeType])}
+    table = {**_reducers(*loaded), types.CodeType: functools.partial(_reduce_code, base.dispatch_table[types.CodeType])}
     return type("Pickler", (base,), {"dispatch_table": base.dispatch_table.new_child(table)})
 
 
-_cached: tuple[int, bool, Mapping[type, Callable[[Any], Any]]] = (-1, False, {})
+_cached: tuple[int, tuple[Any, Any], Mapping[type, Callable[[Any], Any]]] = (-1, (None, None), {})
 
 
 def _dispatch_table() -> Mapping[type, Callable[[Any], Any]]:
     # copyreg's table and ours: C code looks a table up, where reducer_override costs a Python call for each object
     global _cached
-    torch_loaded = "torch" in sys.modules
-    if _cached[:2] != (len(copyreg.dispatch_table), torch_loaded):
-        table: _Table = {**copyreg.dispatch_table, **_reducers()}
-        _cached = (len(copyreg.dispatch_table), torch_loaded, table)
+    loaded = _loaded()
+    if _cached[:2] != (len(copyreg.dispatch_table), loaded):
+        table: _Table = {**copyreg.dispatch_table, **_reducers(*loaded)}
+        _cached = (len(copyreg.dispatch_table), loaded, table)
     return _cached[2]
 
 
-def _reducers() -> _Table:
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):
-        return {memoryview: _reduce_memoryview}
-    return {memoryview: _reduce_memoryview, torch.Tensor: _reduce_tensor}
+def _loaded() -> tuple[Any, Any]:
+    # the classes of tensors and of arrays; None, the type of no object, until its module is imported so far
+    return getattr(sys.modules.get("torch"), "Tensor", None), getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def _reducers(tensor: Any, array: Any) -> _Table:
+    return {memoryview: _reduce_memoryview, tensor: _reduce_tensor, array: _reduce_array}
 
 
 _NO_FILE = "<dynamic-code>"  # cloudpickle 3.1.3 writes it in place of the file: no traceback would show a source line
@@ -380,6 +382,15 @@ def _reduce_code(reduce: Callable[[Any], Any], code: types.CodeType) -> Any:
 def _reduce_memoryview(view: memoryview) -> Any:
     # arrives as bytes, as cloudpickle sends it
     return bytes, (pickle.PickleBuffer(view) if view.c_contiguous and view.nbytes >= LONG else view.tobytes(),)
+
+
+def _reduce_array(array: Any) -> Any:
+    # as numpy does, but it arrives writable
+    made, arguments, *state = array.__reduce_ex__(5)
+    buffer = arguments[0]
+    if type(buffer) is pickle.PickleBuffer and not array.flags.writeable:
+        arguments = (pickle.PickleBuffer(arrays.unmarked(buffer.raw(), array)), *arguments[1:])
+    return made, arguments, *state
 
 
 def _reduce_tensor(tensor: Any) -> Any:

@@ -308,7 +308,7 @@ async def test_streams_do_not_ask_again_for_a_broadcast():
 async def test_streams_receive_into_the_tensor_without_a_copy(no_copy):
     receiver = Receiver(numbers(), torch.zeros(COUNT))
     waiting = await receiver.wait()
-    assert receiver.begin().memory.obj.tensor.data_ptr() == receiver.target.data_ptr()
+    assert receiver.begin().memory.obj.owner.data_ptr() == receiver.target.data_ptr()
     receiver.arrive()
     await waiting
     assert torch.equal(receiver.target, numbers())

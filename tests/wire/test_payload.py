@@ -215,6 +215,39 @@ class TestArrays:
         array.setflags(write=False)
         assert np.shares_memory(np.frombuffer(payload.encode(array)[1], np.uint8), array)
 
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.arange(12).reshape(3, 4),
+            np.asfortranarray(np.arange(12).reshape(3, 4)),
+            np.arange(12)[::2],
+            np.arange(12)[3:7],
+            np.zeros((0, 3)),
+            np.array(5),
+            np.frombuffer(b"constant", np.uint8),
+            np.zeros(3, dtype=[("x", "i4"), ("y", "f8")]),
+            np.arange(3).astype(">i4"),
+            np.arange(100_000, dtype=np.float32),
+        ],
+        ids=lambda a: f"{a.dtype}-{a.shape}",
+    )
+    def test_read_only_arrays_arrive_writable(self, array):
+        array.setflags(write=False)
+        for back in (sent_and_received(array), *sent_and_received([array, (array.copy(),)])[:1]):
+            np.testing.assert_array_equal(back, array)
+            assert (back.dtype, back.flags.f_contiguous) == (array.dtype, array.flags.f_contiguous or back.ndim == 1)
+            back[...] = 0
+        back = sent_and_received([lambda: None, array])[1]  # by cloudpickle
+        assert back.flags.writeable
+
+    def test_read_only_view_of_memory_that_may_change_is_copied(self):
+        memory = np.zeros(10_000, dtype=np.uint8)
+        view = memory[10:]
+        view.setflags(write=False)
+        parts = payload.encode([view])
+        memory[:] = 7
+        assert payload.decode(AuthenticatedParts(parts))[0].max() == 0
+
     def test_array_sent_twice_arrives_as_one_array(self):
         array = np.arange(3)
         back = sent_and_received([array, array])
