@@ -41,7 +41,7 @@ def check_contiguous(value: Any, what: str = "object") -> None:
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
         parts = [(f".{name}", getattr(value, name)) for name in names]
     for key, part in parts:  # every object that is sent: no call for each entry
-        if isinstance(part, tensor) and part.layout is strided and not part.is_contiguous():
+        if isinstance(part, tensor) and part.layout is strided and not part.is_contiguous() and not part.is_nested:
             place = f"{what}[{key!r}]" if isinstance(value, (list, dict)) else f"{what}{key}"
             raise ValueError(
                 f"{place} is a tensor of shape {tuple(part.shape)} and strides {part.stride()}, which is not "

@@ -396,7 +396,7 @@ def _reduce_array(array: Any) -> Any:
 def _reduce_tensor(tensor: Any) -> Any:
     # a dense tensor by number if it was taken out, else its bytes; others as torch does
     torch = sys.modules["torch"]
-    if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.is_quantized:
+    if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return tensor.__reduce_ex__(5)
     if tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(5)

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rlinf_actors.messaging import contents  # noqa: E402
 from rlinf_actors.wire import payload  # noqa: E402
 from rlinf_actors.wire.payload import AuthenticatedParts  # noqa: E402
 
@@ -59,6 +60,12 @@ def test_non_contiguous_views_are_made_contiguous():
     assert torch.equal(sent_and_received([tensor])[0], tensor)
 
 
+def test_non_contiguous_views_are_copied_once():
+    copied = []
+    payload.encode([torch.rand(100, 200).t()], copy=lambda part: copied.append(part) or part)
+    assert copied == []
+
+
 def test_view_is_sent_without_its_base():
     view = torch.zeros(1_000_000)[:10]
     assert sum(memoryview(part).nbytes for part in payload.encode(view)) < 1000
@@ -98,6 +105,27 @@ def test_sparse_and_conjugate_tensors_arrive_equal():
     assert torch.equal(sent_and_received(sparse).to_dense(), torch.eye(3))
     conj = torch.tensor([1 + 2j]).conj()
     assert sent_and_received(conj).tolist() == [1 - 2j]
+
+
+def contents_of(nested):
+    return [one.tolist() for one in nested.unbind()]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_arrive_equal(layout):
+    parts = [torch.arange(2.0), torch.arange(5.0)]
+    sent = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+    back = sent_and_received({"responses": sent})["responses"]
+    assert (back.is_nested, back.layout, back.requires_grad) == (True, layout, True)
+    assert contents_of(back) == [[0, 1], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensor_that_is_not_contiguous_arrives_equal():
+    sent = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)]).transpose(1, 2)
+    contents.check_contiguous([sent])
+    assert contents_of(sent_and_received(sent)) == contents_of(sent)
 
 
 def test_local_class_with_tensors_is_sent_by_value_with_raw_tensors():
