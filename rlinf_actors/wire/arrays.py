@@ -98,14 +98,14 @@ def is_private(part: memoryview) -> bool:
 def encode(value: Any) -> list[Buffer] | None:
     """Return a plain tensor or array as two parts, the second a view of its memory; None if *value* is anything else.
 
-    None also for a tensor that is not on the CPU, and one without elements.
+    None also for a tensor that is not on the CPU, or has no elements, or has attributes of its own.
     """
     kind = type(value)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and kind is getattr(torch, "Tensor", None):
         if not value.is_cpu or value.layout is not torch.strided or not value.is_contiguous() or not value.numel():
             return None
-        if value.is_quantized or value.is_conj() or value.is_neg() or value.is_nested:
+        if value.is_quantized or value.is_conj() or value.is_neg() or value.is_nested or value.__dict__:
             return None
         try:
             memory = _exported(value, private=False)

@@ -394,12 +394,18 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    # a dense tensor by number if it was taken out, else its bytes; others as torch does
+    # a dense tensor by number if it was taken out, else its bytes, and its attributes; others as torch does
     torch = sys.modules["torch"]
     if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return tensor.__reduce_ex__(5)
     if tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(5)
+    made = _reduce_dense(tensor)
+    attributes = tensor.__dict__
+    return (*made, attributes, None, None, torch._utils._set_obj_state) if attributes else made
+
+
+def _reduce_dense(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
     if _hooks.taker is not None:
         number = _hooks.taker.take(tensor)
         if number is not None:

@@ -59,13 +59,14 @@ def test_all_other_objects_are_left_to_pickle():
     class Array(np.ndarray):
         pass
 
-    complex_ones = torch.ones(2, 2, dtype=torch.complex64)
+    complex_ones, named = torch.ones(2, 2, dtype=torch.complex64), torch.ones(2)
+    named.name_of_mine = "x"
     others = [
         None, 1, b"x", [np.ones(3)], np.ones((2, 3)).T, np.ones(3).view(Array), np.array([object()]), np.empty(0),
         np.ones(2, dtype=[("a", "i4")]), np.array(["text"]), np.array(["2026-01-01"], dtype="M8[D]"),
         np.ones(2, np.dtype("f8", metadata={"unit": "m"})), torch.ones(2, 3).T, torch.empty(0),
         torch.nn.Parameter(torch.ones(2)), torch.ones(2, 2).to_sparse(), complex_ones.conj(),
-        complex_ones.conj().imag, torch.ones(2, device="meta"),
+        complex_ones.conj().imag, torch.ones(2, device="meta"), named,
     ]  # fmt: skip
     assert [arrays.encode(other) for other in others] == [None] * len(others)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from rlinf_actors.errors import SerializationError  # noqa: E402
 from rlinf_actors.messaging import contents  # noqa: E402
+from rlinf_actors.messaging.tensor_transfer import DetachedTensors  # noqa: E402
 from rlinf_actors.wire import payload  # noqa: E402
 from rlinf_actors.wire.payload import AuthenticatedParts  # noqa: E402
 
@@ -126,6 +130,38 @@ def test_nested_tensor_that_is_not_contiguous_arrives_equal():
     sent = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)]).transpose(1, 2)
     contents.check_contiguous([sent])
     assert contents_of(sent_and_received(sent)) == contents_of(sent)
+
+
+def test_tensors_arrive_with_the_attributes_that_they_were_given():
+    sent = torch.arange(3)
+    sent.group, sent.me, sent.grad_norm = "experts", sent, torch.ones(2)
+    back = sent_and_received([sent])[0]
+    assert (back.group, back.grad_norm.tolist()) == ("experts", [1, 1])
+    assert back.me is back
+    assert vars(sent_and_received(torch.arange(3))) == {}
+
+
+def test_tensors_that_travel_beside_their_object_keep_their_attributes():
+    sent = torch.zeros(contents.LARGE)
+    sent.group = "experts"
+    taken = DetachedTensors(cpu=True)
+    parts = payload.encode([sent], taker=taken)
+    assert len(taken.tensors) == 1
+    assert payload.decode(AuthenticatedParts(parts), taken.tensors)[0].group == "experts"
+
+
+def test_parameters_arrive_with_their_attributes():
+    sent = torch.nn.Parameter(torch.ones(3))
+    sent.sequence_parallel = True
+    assert sent_and_received(sent).sequence_parallel
+
+
+def test_attribute_that_cannot_be_pickled_is_named():
+    sent = torch.ones(2)
+    sent.lock = threading.Lock()
+    with pytest.raises(SerializationError) as caught:
+        payload.encode_call(([sent],), {})
+    assert caught.value.path == "args[0][0].lock"
 
 
 def test_local_class_with_tensors_is_sent_by_value_with_raw_tensors():
