@@ -49,7 +49,7 @@ def watch(watcher: Watcher) -> None:
     _watchers.add(watcher)
 
 
-def free_in_children(lock: threading.Lock) -> threading.Lock:
+def free_in_children(lock: T) -> T:
     """Make *lock* free in forked children, where the thread that held it does not exist. Return *lock*.
 
     The lock must live as long as the process.

@@ -22,7 +22,8 @@ Buffers (tensors, arrays) never go through pickle's stream, and arrive writable.
 A tensor's bytes are in the machine's byte order (`frames.Join` names it). A tensor on an accelerator is copied to the
 host and then to the receiver's current accelerator (to the CPU if the receiver has none). If the sender passes a
 `Taker`, the taker removes such tensors from the object, and the receiver passes them to `decode`. Some names differ
-between versions of Python or numpy; they are mapped while unpickling.
+between versions of Python or numpy; they are mapped while unpickling. A class that is pickled by value is made once in
+each process that it comes to, and keeps its attributes there.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ import pickle
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from rlinf_actors import forks
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, constant, keepable
 from rlinf_actors.wire import arrays
@@ -93,8 +96,11 @@ def found_at(module: str, name: str) -> tuple[str, str]:
 def adapted(module: str, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
     """Return *found*, or a wrapper of it that also accepts the arguments which other versions of numpy pickle.
 
-    *found* is the object in this process that a pickle calls *name* of *module*.
+    *found* is the object in this process that a pickle calls *name* of *module*. Those of cloudpickle that make a class
+    and write its attributes are wrapped, so that each happens once.
     """
+    if module.startswith("cloudpickle."):
+        return _made_once(found) if name in _MAKE_CLASS else _written_once(found) if name in _WRITE_CLASS else found
     if (module, name) != _BIT_GENERATOR:
         return found
 
@@ -109,6 +115,42 @@ def adapted(module: str, name: str, found: Callable[..., Any]) -> Callable[..., 
         return found(kind)
 
     return make
+
+
+_MAKE_CLASS = frozenset({"_make_skeleton_class", "_make_skeleton_enum"})
+_WRITE_CLASS = frozenset({"_class_setstate"})
+"""cloudpickle's functions that make a class of a pickle, without its attributes, and that write these."""
+_classes = forks.free_in_children(threading.RLock())
+_unwritten: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes that were made here from a pickle, and whose attributes are still to be written."""
+_received: dict[tuple[str, str], type] = {}
+"""The last received class of each module and name. It keeps its state while there are no instances, as in a module."""
+
+
+def _made_once(make: Any) -> Callable[..., Any]:
+    def make_or_find(*arguments: Any) -> Any:
+        # cloudpickle makes another and drops it: bases and metaclasses would register a class that is no class
+        with _classes:
+            found = make.__globals__["_DYNAMIC_CLASS_TRACKER_BY_ID"].get(arguments[-2])
+            if found is None:
+                found = make(*arguments)
+                _unwritten.add(found)
+            return found
+
+    return make_or_find
+
+
+def _written_once(write: Any) -> Callable[..., Any]:
+    def write_if_new(cls: type, state: Any) -> Any:
+        # counters and caches of a class that lives here are not the sender's
+        with _classes:
+            if cls in _unwritten:
+                write(cls, state)
+                _unwritten.discard(cls)
+                _received[cls.__module__, cls.__qualname__] = cls
+        return cls
+
+    return write_if_new
 
 
 def _below(module: str, there: str, here: str) -> str:
@@ -274,23 +316,23 @@ def _unpickle(head: Buffer, kind: Buffer, parts: Sequence[Buffer]) -> Any:
                 f"a class or function sent by value comes from Python {theirs[0]}.{theirs[1]} and this process runs "
                 f"{ours[0]}.{ours[1]}: put it in a module that both can import, or use one Python version"
             )
-        return _loads(memoryview(head)[3:], parts)
+        return _loads(memoryview(head)[3:], parts, by_value=True)
     if kind == b"B":
         return bytes(parts[1])
     raise SerializationError(f"data of unknown form {bytes(kind)!r}: the sender is of another version")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that finds objects under the names which other versions of Python and numpy give them."""
+    """Unpickler that finds objects under the names of other versions of Python and numpy, and keeps classes' state."""
 
     def find_class(self, module: str, name: str) -> Any:
         return adapted(module, name, super().find_class(*found_at(module, name)))
 
 
-def _loads(data: memoryview, parts: Sequence[Buffer]) -> Any:
+def _loads(data: memoryview, parts: Sequence[Buffer], by_value: bool = False) -> Any:
     buffers = [keepable(part) for part in parts[1:]]
     # a look-up in Python for each name costs little beside much data, and much beside little
-    if data.nbytes > _SEARCHED or may_be_moved(bytes(data)):
+    if by_value or data.nbytes > _SEARCHED or may_be_moved(bytes(data)):
         return _Unpickler(io.BytesIO(data), buffers=buffers).load()
     return pickle.loads(data, buffers=buffers)
 
