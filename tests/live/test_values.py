@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
+from typing import Any
 
+import cloudpickle
 import live_workers as lw
 import numpy as np
 import pytest
@@ -97,8 +100,16 @@ def with_attributes(draw, tensor):
     return tensor
 
 
+def local_class():
+    @dataclass
+    class ByValue:
+        value: Any
+
+    return ByValue
+
+
 LONG = st.sampled_from([0, 10, 70_000, 300_000])
-BYTES = st.builds(lambda kind, length: kind(b"x" * length), st.sampled_from([bytes, bytearray]), LONG)
+BYTES = st.builds(lambda kind, length: kind(b"x" * length), st.sampled_from([bytes, bytearray, memoryview]), LONG)
 PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("y" * 20_000)
 LEAVES = arrays() | tensors() | nested_tensors() | BYTES | PLAIN
 VALUES = st.recursive(
@@ -108,6 +119,7 @@ VALUES = st.recursive(
         | st.dictionaries(st.text(max_size=2), inner, max_size=2)
         | st.tuples(inner)
         | st.builds(vw.Held, inner, inner)
+        | st.builds(local_class(), inner)
     ),
     max_leaves=3,
 )
@@ -115,7 +127,11 @@ VALUES = st.recursive(
 
 def as_pickle_does(value):
     """What is to be known of a value that has arrived. From pickle, a read-only array comes back read-only."""
-    return vw.facts(pickle.loads(pickle.dumps(value, protocol=5)), writable=True)  # noqa: S301 - the test's own
+    try:
+        data = pickle.dumps(value, protocol=5)
+    except (TypeError, AttributeError, pickle.PicklingError):  # a memoryview, or a class by value
+        data = cloudpickle.dumps(value, protocol=5)
+    return vw.facts(pickle.loads(data), writable=True)  # noqa: S301 - the test's own
 
 
 @pytest.fixture

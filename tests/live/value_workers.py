@@ -41,6 +41,8 @@ def facts(value: Any, writable: bool | None = None) -> Any:
         about = (str(value.dtype), str(value.layout), value.is_nested, value.device.type, value.requires_grad)
         attributes = {} if value.layout is torch.jagged else vars(value)  # of its own, a number for each copy
         return type(value).__name__, *about, _content(value), facts(attributes, writable)
+    if isinstance(value, memoryview):
+        value = value.tobytes()  # as it arrives
     if isinstance(value, (bytes, bytearray)):
         return type(value).__name__, len(value), _digest(value)
     if is_dataclass(value):

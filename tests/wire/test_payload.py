@@ -248,6 +248,10 @@ class TestArrays:
         memory[:] = 7
         assert payload.decode(AuthenticatedParts(parts))[0].max() == 0
 
+    def test_buffers_of_a_class_of_its_own_stay_read_only(self):
+        assert sent_and_received([kinds.Buffers(b"constant")])[0].raw.readonly
+        assert not sent_and_received([kinds.Buffers(bytearray(b"other"))])[0].raw.readonly
+
     def test_array_sent_twice_arrives_as_one_array(self):
         array = np.arange(3)
         back = sent_and_received([array, array])
