@@ -247,6 +247,18 @@ def no_state_on_this_machine() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def leaves_no_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail a test that leaves a module of its temporary directory: a later test would import it instead of its own."""
+    before, place = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    left = [name for name in sys.modules.keys() - before if place in str(getattr(sys.modules[name], "__file__", ""))]
+    for name in left:
+        del sys.modules[name]
+    if left:
+        pytest.fail(f"the test left {', '.join(left)} in sys.modules", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
 def orphans_are_inits() -> Iterator[None]:
     """A test that runs an agent's code in this process makes it a subreaper; the next test's orphans are not ours."""
     yield

@@ -127,7 +127,10 @@ def worker_start(scene: Scene) -> None:
         from only_here import OnlyHere  # type: ignore[import-not-found]
 
         module.unlink()
-        OnlyHere.create_group().launch(scene.cluster, NodePlacementStrategy([0]), name="only-here").wait_ready()
+        try:
+            OnlyHere.create_group().launch(scene.cluster, NodePlacementStrategy([0]), name="only-here").wait_ready()
+        finally:
+            del sys.modules["only_here"]
 
 
 def name_in_use(scene: Scene) -> None:

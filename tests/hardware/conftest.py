@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,16 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     accelerator_table._rows.clear()
     accelerator_table._rows.update(rows)
+
+
+@pytest.fixture(autouse=True)
+def forgets_extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The modules in which a test writes extensions are gone after it."""
+    before, place = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    for name in sys.modules.keys() - before:
+        if place in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.fixture

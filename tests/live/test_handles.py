@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import pickle
+import sys
 import warnings
 
 import handle_workers as hw
@@ -127,7 +128,7 @@ def test_handle_can_be_pickled_and_copied_by_the_user(counter):
     assert view.add(1).wait() == [1]
 
 
-def test_handle_works_in_a_worker_that_lacks_the_class(cluster, holder, tmp_path, monkeypatch):
+def test_handle_works_in_a_worker_that_lacks_the_class(cluster, holder, tmp_path, monkeypatch, request):
     module = tmp_path / "only_here.py"
     module.write_text(
         "from rlinf_actors import Worker\n"
@@ -138,6 +139,7 @@ def test_handle_works_in_a_worker_that_lacks_the_class(cluster, holder, tmp_path
     monkeypatch.syspath_prepend(str(tmp_path))
     import only_here
 
+    request.addfinalizer(lambda: sys.modules.pop("only_here"))
     group = lw.many(cluster, only_here.Gone, 1, name="only-here")
     group.add().wait()
     module.unlink()
