@@ -95,7 +95,7 @@ def test_agentd_of_a_silent_launcher_vouches_for_it_and_no_longer_than_a_lease(l
         lab.beat("d1")
         lab.beat("a:n1")
         lab.wait(0.1)
-    assert stopped == [("controller-0", "its owner was silent for 1.6 s")]
+    assert stopped == [("controller-0", "its owner, or the agentd of that robot worker, was silent for 1.6 s")]
     assert lab.now - since <= 1.7
 
 
