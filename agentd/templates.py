@@ -184,7 +184,9 @@ class TemplateProcess:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Send Renew. If the template confirms no renewal while the lease lasts, continue it, and then kill it."""
+        """Send Renew. If the template confirms no renewal while the lease lasts, continue it, and then kill it: at once
+        if it stands still, a lease later if it only does not answer, since watchdogs need no template to end workers.
+        """
         self.send(template_protocol.Renew(until))
         if self._silence is None and not self.gone:
             since = self._confirmed if self._confirmed > until - lease_s / 2 else until  # of an earlier robot worker
@@ -208,11 +210,17 @@ class TemplateProcess:
             return
         if self._confirmed > since:
             self._expect(self._confirmed, lease_s, self._confirmed - _CONTINUE * lease_s, False)
-        elif continued and now <= due + _OWN_STALL_S:
-            self.distrust(f"it has confirmed no renewal of its robots' leases for {lease_s * (1 - _KILL):.1f} s")
+        elif continued and now <= due + _OWN_STALL_S and (self._stands_still() or now >= since + lease_s):
+            silent_s = now - (since - lease_s)
+            self.distrust(f"it has confirmed no renewal of its robots' leases for {silent_s:.1f} s")
         else:
             self._signal(signal.SIGCONT)
             self._expect(since, lease_s, max(since - _KILL * lease_s, now + _MORE_S), True)
+
+    def _stands_still(self) -> bool:
+        """Return True if the process is stopped or traced. Else it may only be slow, on a machine with much to do."""
+        found = procfs.stat(self.pid)
+        return found is not None and found.state in "Tt"
 
     def _forget_silence(self) -> None:
         if self._silence is not None:

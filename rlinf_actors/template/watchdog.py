@@ -172,7 +172,7 @@ class Watchdog:
     def _due(self) -> float:
         if self._worker_ended:
             return min(self._stop_at, self._stopper_due if self._stopper else self._give_up_at)
-        end = math.inf if self._reason else self._lease.end
+        end = math.inf if self._reason or not self._guarded else self._lease.end
         return min(end, self._closed_at, self._kill_at, self._stop_at, self._stopper_due)
 
     def _over(self) -> bool:
@@ -266,7 +266,7 @@ class Watchdog:
 
     def _judge(self, now: float) -> None:
         """Do what is due at the time *now*."""
-        if not self._reason and now >= self._lease.end:
+        if self._guarded and not self._reason and now >= self._lease.end:
             self._lose(self._silence())
         if now >= self._closed_at and not self._worker_ended:
             self._closed_at = math.inf
