@@ -47,9 +47,9 @@ _LAST, _LAST_S = 1000, 1.0
 _MOST_QUEUED = 200_000  # packets that wait for a template: twice the workers that a group may have
 _STDERR_LINES = 20
 _STDERR_BYTES = 16 << 10  # read from the end of a template's stderr, which may be as large as the disk
-_CONTINUE, _KILL = 0.2, 0.1
+_CONTINUE, _KILL = 0.2, 0.125
 """Fractions at the end of a robot lease in which a template is continued, and killed, that has confirmed no renewal."""
-_OWN_STALL_S, _MORE_S = 0.1, 0.2
+_OWN_STALL_S, _MORE_S = 0.1, 0.15
 """If agentd itself was late by more than the first, the template gets the second, in seconds, to confirm."""
 _EXIT_S = 1.0  # seconds from the end of a template's socket until SIGKILL, if the process has not ended by then
 

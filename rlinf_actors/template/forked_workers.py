@@ -107,7 +107,7 @@ class ForkedWorker:
         """
         if not self.has_robots or not self.lease.lease_s or self.lease_lost:
             return self.kill_at or math.inf
-        return max(self.lease.kill_at, self.grace) if self.continued == self.lease.until else self.lease.end
+        return max(self.lease.last_moment, self.grace) if self.continued == self.lease.until else self.lease.end
 
     def note(self, text: str) -> None:
         """Write *text* as a line of rlinf-actors into the worker's stderr file."""

@@ -13,12 +13,12 @@ guard, with the template, or when the worker closes its connection to the watchd
 
 1. writes 0 into the lease page, and tells the guard and the template;
 2. stops (SIGSTOP) what the worker has started, except what `keep_for_stop` names;
-3. kills the worker: ROBOT_END_S after the guard has said that it is at work, KILL_MARGIN before the end of the lease if
-   it has not. A worker without stop_hardware that stands still (SIGSTOP, a debugger) runs its hook when it continues;
+3. kills the worker: ROBOT_END_S after the guard has said that it is at work, at the last moment of the lease if it has
+   not. A worker without stop_hardware that stands still (SIGSTOP, a debugger) runs its hook when it continues;
 4. kills everything below it, lets the stopper run stop_hardware, and ends. The worker is then the template's zombie.
 
 The kernel kills the worker if the watchdog is killed. The kernel continues a watchdog that stands still when the
-template ends. The template continues a watchdog that confirms no renewal, and kills it 0.2 s later.
+template ends. The template continues a watchdog that confirms no renewal, and kills it 0.15 s later.
 
 House rules: the clock is read before packets that waited, so that a watchdog that stood still revives no lease. Nothing
 here waits for the worker.
@@ -54,6 +54,8 @@ STOP_S, STOP_AGAIN_S = 0.08, 0.02
 0.1 s together, since the robot still moves. A process in an uninterruptible system call stops when that call is over.
 """
 LOOK_S = 0.0005
+CONTINUED_S = 0.3
+"""Seconds that the guard of a worker that stood still has to say that it is at work, when the worker goes on."""
 TRACED_S = 1.0
 """Seconds until a worker that stands still is looked at again: no event tells that a debugger has let it go."""
 CLOSED_S = 0.2
@@ -242,7 +244,7 @@ class Watchdog:
             return
         self._reason = text[: packets.TEXT_CHARS]
         self._page.lose()
-        self._kill_at = max(_now() + self._guard_s, self._lease.kill_at)
+        self._kill_at = max(_now() + self._guard_s, self._lease.last_moment)
         _send(self._guard, packets.Revoke(self._id, self._reason))
         self._say_lost("")
         if not self._closed:
@@ -273,7 +275,7 @@ class Watchdog:
             self._lose("its process lives without its connection to its watchdog: it was replaced (os.exec)")
             self._kill_at = now
         if self._still and not _stands_still(self._worker):
-            self._still, self._kill_at = False, now + (packets.ROBOT_END_S if self._at_work else GUARD_S)
+            self._still, self._kill_at = False, now + (packets.ROBOT_END_S if self._at_work else CONTINUED_S)
         if now >= self._kill_at and not self._worker_ended:
             self._still = not self._stopper and _stands_still(self._worker)  # it runs its hook when it continues
             self._kill_at = now + TRACED_S if self._still else math.inf

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -164,6 +165,10 @@ class SimulatedArmClient:
         Without the wait, the command could be lost if this process ends right after it: when a process ends without
         reading all data of a connection, the kernel drops what the process wrote and the kernel has not sent yet.
         """
+        with contextlib.suppress(BlockingIOError):  # what it has said until now confirms nothing
+            while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._received += data
+        self._received = self._received[self._received.rfind(b"\n") + 1 :]
         self._send("stop")
         while self.state()[1]:
             pass

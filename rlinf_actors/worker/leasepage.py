@@ -118,9 +118,10 @@ class LeasePageWriter:
 MARGIN = 0.2
 """Fraction of the lease that is reserved for making robots safe: 0.4 s of 2 s. Stopping threads takes up to 0.2 s."""
 END_MARGIN = 0.125
-"""Fraction at the end of the lease in which a renewal has no effect: 0.25 s of 2 s."""
-KILL_MARGIN = 0.1
-"""Fraction at the end of the lease in which a process is killed that has not confirmed a renewal: 0.2 s of 2 s."""
+"""Fraction at the end of the lease in which a renewal has no effect: 0.25 s of 2 s.
+
+A process that has not confirmed a renewal by then is killed.
+"""
 
 
 class Lease:
@@ -145,13 +146,11 @@ class Lease:
 
     @property
     def last_moment(self) -> float:
-        """Time at which the lease is lost for good. A renewal that is read later has no effect."""
-        return self.until - END_MARGIN * self.lease_s
+        """Time at which the lease is lost for good, and a worker is killed that has not begun to make its robots safe.
 
-    @property
-    def kill_at(self) -> float:
-        """Time at which a worker is killed that has not begun to make its robots safe."""
-        return self.until - KILL_MARGIN * self.lease_s
+        A renewal that is read later has no effect.
+        """
+        return self.until - END_MARGIN * self.lease_s
 
     def lost(self, now: float) -> bool:
         """True if the lease is lost for good at the time *now*."""

@@ -53,9 +53,13 @@ HOWS = {
 CALLS = {"locking": "hold_the_lock", "exec": "replace_itself"}
 ALONE = len(PAIRS) + 1
 """The last lab, where nothing stands still. Labs 1 to 10 have a fault each; nothing stands still on lab 0 either."""
-AGAIN_S = 0.3
-"""Most seconds for which a stopped worker moves when it continues. Its watchdog kills it after 0.15 s, if its guard
+AGAIN_S = 0.45
+"""Most seconds for which a stopped worker moves when it continues. Its watchdog kills it after 0.3 s, if its guard
 cannot run.
+"""
+SOON_S = 0.5
+"""Within so many seconds from the call, a process beside C code with the lock stands still. Later, it is another row: its
+watchdog may have ended the lease.
 """
 APART_S = 0.25
 CROWD_S = 0.5
@@ -156,6 +160,8 @@ class Round:
                 run.arms[0].until(lambda said, run=run: locks(run, said), f"{run.name} holds the lock")
         for run in runs:
             run.cut = run.cut or time.monotonic()
+            if run.row.still and time.monotonic() > run.cut + SOON_S:
+                run.stall = ms.STILL_S
             self._signal(run, signal.SIGSTOP)
 
     def _continue(self, runs: list[ms.Run]) -> None:
@@ -212,7 +218,7 @@ class Round:
             if run.must_have_stopped(texts):
                 after = texts[texts.index("stop") :]
                 run.must(set(after) == {"stop"}, f"after its stop the arm was told {after}")
-        run.stall = self._scene.stall(run.cut, run.last)
+        run.stall = max(run.stall, self._scene.stall(run.cut, run.last))
 
 
 def ends_without_hook(row: Row) -> bool:

@@ -270,7 +270,7 @@ def test_robot_worker_that_runs_keeps_its_lease_by_what_its_watchdog_confirms(ro
     robot_worker.watchdog_says(Renewed("w", 102.0))  # an older one
     assert robot_worker.due() == pytest.approx(102.1)
     robot_worker.worker.continued = 102.5
-    assert robot_worker.due() == pytest.approx(102.3)  # when it is killed
+    assert robot_worker.due() == pytest.approx(102.25)  # when it is killed
 
 
 def test_watchdog_that_ends_its_worker_has_the_time_for_all_of_it_once(robot_worker):
