@@ -58,8 +58,8 @@ AGAIN_S = 0.45
 cannot run.
 """
 SOON_S = 0.5
-"""Within so many seconds from the call, a process beside C code with the lock stands still. Later, it is another row: its
-watchdog may have ended the lease.
+"""Within so many seconds from the call, a process beside C code with the lock stands still. Later, it is another row:
+its watchdog may have ended the lease.
 """
 APART_S = 0.25
 CROWD_S = 0.5
