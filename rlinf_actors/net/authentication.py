@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import zmq
@@ -24,7 +24,6 @@ ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 BATCH = 32
 """Most requests that are answered in one turn of the loop. Any peer can cause many of them."""
-SHUT_OUT = "connections with its key have exceeded their budget: it may connect again later"
 _FRAMES = 6  # of a request before its credentials: version, id, domain, address, routing id of the server, mechanism
 
 
@@ -46,13 +45,12 @@ class Verdict(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def judge(request: Sequence[bytes], gates: Mapping[str, Gate], shut_out: Container[str] = ()) -> Verdict:
+def judge(request: Sequence[bytes], gates: Mapping[str, Gate]) -> Verdict:
     """Decide whether a connection is admitted.
 
     Args:
         request: the frames of libzmq's ZAP request. They name the domain of the listener and the peer's public key.
         gates: the gate of each ZAP domain. A gate knows which keys are admitted.
-        shut_out: keys that may not connect now, because their members have exceeded a budget.
     """
     if len(request) < _FRAMES or request[0] != VERSION:
         number = request[1] if len(request) > 1 else b""
@@ -70,9 +68,6 @@ def judge(request: Sequence[bytes], gates: Mapping[str, Gate], shut_out: Contain
     key: str = z85.encode(credentials[0]).decode()
     if gate.admit(key) is None:
         return Verdict(_answer(number, b"400", b"this key is not admitted"), gate, key, where)
-    if key in shut_out:
-        # libzmq closes the connection without a word, and its peer tries again
-        return Verdict(_answer(number, b"300", b"its member has exceeded its budget"), gate, "", where, SHUT_OUT)
     # the user id comes back with every frame of the connection: Socket reads the key from there
     return Verdict(_answer(number, b"200", b"", key.encode()), gate, "", where)
 
@@ -89,7 +84,6 @@ class ZapHandler:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._gates: dict[str, Gate] = {}
-        self._shut_out: Container[str] = ()
         self._again: asyncio.Handle | None = None
         self._socket = context.socket(zmq.REP)
         try:
@@ -101,16 +95,13 @@ class ZapHandler:
             self._socket.close()
             raise
 
-    def serve(self, domain: str, gate: Gate, shut_out: Container[str] = ()) -> None:
+    def serve(self, domain: str, gate: Gate) -> None:
         """Let *gate* decide about connections to listeners of the ZAP domain *domain*.
-
-        The keys in *shut_out* get no new connection to any listener while they are in it.
 
         The caller does this before a socket of that domain binds, because connections to an unknown domain are
         rejected.
         """
         self._gates[domain] = gate
-        self._shut_out = shut_out or self._shut_out
 
     def close(self) -> None:
         """Stop answering libzmq's requests. libzmq then refuses new CURVE connections. Idempotent."""
@@ -134,7 +125,7 @@ class ZapHandler:
 
     def _reply(self, request: list[bytes]) -> list[bytes]:
         try:
-            verdict = judge(request, self._gates, self._shut_out)
+            verdict = judge(request, self._gates)
             if verdict.reply[2] == b"200":
                 return verdict.reply
             if verdict.gate is None:

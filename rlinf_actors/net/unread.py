@@ -28,8 +28,6 @@ MEMBER_UNREAD_BYTES = 256 << 20
 """Most bytes that wait for all connections of one member."""
 LOOK_BYTES = 1 << 20
 """Bytes that are sent by a connection before the kernel is asked again how many of them have left."""
-SHUT_OUT_S = 30.0
-"""Seconds for which a member gets no new connection after one of its connections was closed. The others stay open."""
 ENDED_S = 60.0
 """Seconds for which a connection that has ended is remembered: messages that came by it may wait to be handled."""
 LOOKS = 4
@@ -70,16 +68,7 @@ class Connections:
         self._connections: collections.OrderedDict[bytes, _Connection] = collections.OrderedDict()
         self._of_key: dict[str, dict[bytes, None]] = {}
         self._unread: collections.Counter[str] = collections.Counter()
-        self._shut_out: dict[object, float] = {}  # key -> until when
         self._borrowed = BorrowedSocket()
-
-    def __contains__(self, key: object) -> bool:
-        """Return True if the member with this key may not connect now, because a connection of it was closed."""
-        until = self._shut_out.get(key)
-        if until is not None and clock() < until:
-            return True
-        self._shut_out.pop(key, None)
-        return False
 
     def close_all(self) -> None:
         """Release what this object holds. Connections stay open."""
@@ -91,10 +80,10 @@ class Connections:
         if known is not None and known.fd >= 0 and not known.closing:
             return False
         fd = fd_of(frame)
-        if known is not None and known.fd == fd:
-            return known.closing
-        self._forget(peer)
         with self._borrowed.on(fd, self._disconnector.ports) as address:
+            if known is not None and (known.fd, known.address) == (fd, address):
+                return known.closing
+            self._forget(peer)
             if address is None:
                 return False  # it has ended meanwhile
             sent = moved(self._borrowed.connection)[0]
@@ -135,11 +124,8 @@ class Connections:
         if known is None or known.closing:
             return
         known.closing = True
-        self._shut_out[key] = clock() + SHUT_OUT_S
         self._disconnector.close(peer, known.fd, known.address)
-        self._on_closed(
-            key, known.address[0], f"{why}: its connection is closed, and it gets no other for {SHUT_OUT_S:.0f} s"
-        )
+        self._on_closed(key, known.address[0], f"{why}: its connection is closed; it may connect again")
 
     def _look(self, known: _Connection) -> None:
         with self._borrowed.on(known.fd, self._disconnector.ports) as address:

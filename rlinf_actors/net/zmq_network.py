@@ -238,7 +238,7 @@ class ZmqListener(Socket):
         network = self._network
         if network._zap is None:
             network._zap = _open(lambda: ZapHandler(network._context, self._loop))
-        network._zap.serve(self._domain, gate, () if self._connections is None else self._connections)
+        network._zap.serve(self._domain, gate)
         self._admission = Admission(gate)
         self._disconnector = self._disconnector or Disconnector(self._loop)
         self._guard = ConnectionGuard(self._loop, self._disconnector.ports, HANDSHAKE_S, gate)
