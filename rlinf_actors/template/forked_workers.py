@@ -404,7 +404,7 @@ class ForkedWorkers:
                 worker.lease.renew(packet.until)
             elif isinstance(packet, packets.LeaseLost):
                 if not worker.lease_lost:  # the watchdog ends the worker, and then itself
-                    worker.lease_lost, worker.kill_at = True, time.monotonic() + packets.ROBOT_GONE_S
+                    worker.lease_lost, worker.kill_at = True, time.monotonic() + GRACE_S
                     if packet.text:
                         self._send(packet)
                 worker.failure = packet.text or worker.failure
@@ -461,14 +461,20 @@ class ForkedWorkers:
             worker.continued = worker.lease.until
             procfs.kill(worker.pid, signal.SIGCONT)
             return
+        watchdog = procfs.stat(worker.pid)
+        still = watchdog is not None and watchdog.state in "Tt"
+        if worker.lease_lost and worker.continued != math.inf:  # stopped in the moments before it ends the worker?
+            worker.continued, worker.kill_at = math.inf, now + packets.ROBOT_GONE_S
+            if still:
+                procfs.kill(worker.pid, signal.SIGCONT)
+            return
         worker.kill_at = 0.0  # once
         if worker.fork.wrapper:
             grace = f"{worker.fork.report_s:g} s after the worker"
             worker.note(f"{worker.fork.wrapper[0]} had not ended {grace}, and was killed; its report may be missing")
             procfs.kill_group(worker.pid)
             return
-        watchdog = procfs.stat(worker.pid)
-        if worker.lease_lost and watchdog is not None and watchdog.state not in "Tt":
+        if worker.lease_lost and watchdog is not None and not still:
             return  # it waits for a worker that stands still
         worker.lease_lost = True
         worker.failure = worker.failure or "its watchdog stood still, and was killed with it"

@@ -15,6 +15,7 @@ import pytest
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.procfs import WORKER_MARK, OomKills
+from rlinf_actors.template import forked_workers
 from rlinf_actors.template.child_setup import _count, import_path, unprotect
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
 from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, LogPump, Tail
@@ -281,6 +282,18 @@ def test_watchdog_that_ends_its_worker_has_the_time_for_all_of_it_once(robot_wor
     assert robot_worker.due() == due
     assert robot_worker.worker.failure == "told; and more"
     assert [packet for packet in sent if isinstance(packet, LeaseLost)] == [LeaseLost("w", "told")]
+
+
+def test_watchdog_that_is_stopped_before_it_has_ended_its_worker_is_continued(robot_worker, monkeypatch):
+    monkeypatch.setattr(forked_workers, "GRACE_S", 0.0)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        robot_worker.worker.pid = process.pid
+        robot_worker.watchdog_says(LeaseLost("w", "told"))
+        robot_worker.forked.check_ends()
+        assert os.waitid(os.P_PID, process.pid, os.WCONTINUED).si_status == signal.SIGCONT
+        process.kill()
 
 
 def test_watchdog_whose_worker_has_ended_has_the_same_time_and_nobody_hears_of_a_lost_lease(robot_worker):
