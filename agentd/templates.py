@@ -213,7 +213,8 @@ class TemplateProcess:
         elif continued and now <= due + _OWN_STALL_S and (self._stands_still() or now >= since + lease_s):
             silent_s = now - (since - lease_s)
             self.distrust(f"it has confirmed no renewal of its robots' leases for {silent_s:.1f} s")
-        else:
+        else:  # a renewal that it got and did not confirm must not let its workers go on
+            self.send(template_protocol.Revoke("", "its template stood still"))
             self._signal(signal.SIGCONT)
             self._expect(since, lease_s, max(since - _KILL * lease_s, now + _MORE_S), True)
 

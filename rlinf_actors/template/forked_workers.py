@@ -249,9 +249,11 @@ class ForkedWorkers:
             worker.pong = packet
 
     def tell(self, packet: packets.ToOneWorker) -> None:
-        """Pass a packet on to the worker whose id is in the packet."""
+        """Pass a packet on to the worker whose id is in the packet. A Revoke without an id is for all robot workers."""
         worker = self._workers.get(packet.id)
         if worker is None:
+            if isinstance(packet, packets.Revoke) and not packet.id:
+                self.revoke_all(packet.reason)
             return
         if isinstance(packet, packets.DevicesLocked) and worker.asked and worker.asked.request == packet.request:
             worker.granted = True
@@ -459,6 +461,8 @@ class ForkedWorkers:
             return
         if worker.has_robots and not worker.lease_lost and worker.continued != worker.lease.until:
             worker.continued = worker.lease.until
+            # a renewal that it got and did not confirm must not let the worker go on
+            self._order(worker, packets.Revoke(worker.id, "its watchdog stood still"))
             procfs.kill(worker.pid, signal.SIGCONT)
             return
         watchdog = procfs.stat(worker.pid)

@@ -116,7 +116,8 @@ class Renewed(ControlMessage, frozen=True):
 
 
 class Revoke(ControlMessage, frozen=True):
-    """Packet of agentd that ends the lease of a robot worker. The template passes it on to the worker's watchdog.
+    """Packet of agentd that ends the lease of a robot worker, or of all of the template if `id` is "". The template
+    passes it on to the worker's watchdog.
 
     The worker makes its robots safe and ends. `orderly`: True if the worker's owner asked for the end, so that no lease
     was lost.

@@ -27,8 +27,10 @@ from rlinf_actors.wire.template_protocol import (
     NodeRegistered,
     Renew,
     Renewed,
+    Revoke,
     WorkerPlace,
     WorkerUp,
+    decode_to_watchdog,
     decode_to_worker,
     encode,
 )
@@ -282,6 +284,20 @@ def test_watchdog_that_ends_its_worker_has_the_time_for_all_of_it_once(robot_wor
     assert robot_worker.due() == due
     assert robot_worker.worker.failure == "told; and more"
     assert [packet for packet in sent if isinstance(packet, LeaseLost)] == [LeaseLost("w", "told")]
+
+
+def test_watchdog_that_confirms_nothing_is_continued_and_has_no_lease(robot_worker):
+    """Else a renewal that it got before it stood still, and that was not confirmed, would let the worker go on."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        robot_worker.worker.pid = process.pid
+        robot_worker.forked.renew(Renew(102.5))
+        robot_worker.forked.check_ends()
+        assert os.waitid(os.P_PID, process.pid, os.WCONTINUED).si_status == signal.SIGCONT
+        process.kill()
+    said = [decode_to_watchdog(robot_worker.worker.theirs.recv(1000)) for _ in range(2)]
+    assert said == [Renew(102.5), Revoke("w", "its watchdog stood still")]
 
 
 def test_watchdog_that_is_stopped_before_it_has_ended_its_worker_is_continued(robot_worker, monkeypatch):
