@@ -153,9 +153,9 @@ class Watchdog:
     def run(self) -> None:
         """Watch the worker. Return when it has ended with all that it started, and stop_hardware with it."""
         poll = select.poll()
-        handlers = {
-            self._link.fileno(): self._on_link,
+        handlers = {  # in this order: what the guard has said comes before an order that ends the lease
             self._guard.fileno(): self._on_guard,
+            self._link.fileno(): self._on_link,
             self._wakeup.fileno(): self._on_signal,
         }
         for fd in (*handlers, self._alarm.fd):
@@ -163,11 +163,11 @@ class Watchdog:
         self._tend_children()  # signals before this process listened
         while not self._over():
             self._alarm.set(self._due() - _now())
-            ready = {fd for fd, _ in poll.poll()} & handlers.keys()
+            ready = {fd for fd, _ in poll.poll()}
             if self._guarded and self._lease.lost(_now()):
                 self._lose(self._silence())  # before queued packets are read: these renew nothing any more
-            for fd in ready:
-                if not handlers[fd]():
+            for fd, handle in handlers.items():
+                if fd in ready and not handle():
                     poll.unregister(fd)
             self._judge(_now())
 

@@ -292,8 +292,11 @@ class Launching(Worker):
 
 
 class ClosingLaunching(Launching):
+    def __init__(self) -> None:
+        self.arm = SimulatedArmClient(self.hardware_infos[0].address, "launcher")
+
     def _close(self) -> None:
-        SimulatedArmClient(self.hardware_infos[0].address, "launcher").move(7)
+        self.arm.move(7)
 
 
 class WithHelper(Streamer):
