@@ -11,7 +11,7 @@ worker's guard. It passes the guard's confirmation back. The lease is what the g
 stands still, or whose C code holds the interpreter's lock, loses it. The lease also ends by an order (Revoke), by the
 guard, with the template, or when the worker closes its connection to the watchdog (os.exec). Then the watchdog
 
-1. writes 0 into the lease page, and tells the guard and the template;
+1. tells the guard, writes 0 into the lease page, and tells the template;
 2. stops (SIGSTOP) what the worker has started, except what `keep_for_stop` names;
 3. kills the worker: ROBOT_END_S after the guard has said that it is at work, at the last moment of the lease if it has
    not. A worker without stop_hardware that stands still (SIGSTOP, a debugger) runs its hook when it continues;
@@ -54,6 +54,8 @@ STOP_S, STOP_AGAIN_S = 0.08, 0.02
 0.1 s together, since the robot still moves. A process in an uninterruptible system call stops when that call is over.
 """
 LOOK_S = 0.0005
+FIRST_S = 0.02
+"""Most seconds that the guard has to hold the main thread, before the lease page says that the lease is lost."""
 CONTINUED_S = 0.3
 """Seconds that the guard of a worker that stood still has to say that it is at work, when the worker goes on."""
 TRACED_S = 1.0
@@ -243,9 +245,11 @@ class Watchdog:
         if self._reason:
             return
         self._reason = text[: packets.TEXT_CHARS]
-        self._page.lose()
         self._kill_at = max(_now() + self._guard_s, self._lease.last_moment)
         _send(self._guard, packets.Revoke(self._id, self._reason))
+        if self._guarded:  # until it says that it holds the main thread, to which C code returns that reads the page
+            select.select([self._guard], [], [], FIRST_S)
+        self._page.lose()
         self._say_lost("")
         if not self._closed:
             self._stop_descendants(STOP_S)

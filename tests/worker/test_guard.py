@@ -611,6 +611,9 @@ def test_the_child_of_a_worker_that_stands_still_is_stopped_and_the_hook_runs_la
         while not isinstance(one._packet(), template_protocol.LeaseLost):
             one.renew()
             time.sleep(LEASE_S / BEATS)  # a lease has to pass
+        (child,) = procfs.children(one.pid)
+        while procfs.stat(child).state != "T":  # it is stopped after that is said; nobody is told of it
+            os.sched_yield()
         one.drain()
         os.kill(one.pid, signal.SIGCONT)
         lines = one.rest()
