@@ -97,9 +97,12 @@ class RequestSender:
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, give: bool = False
     ) -> None:
         """Send a frame behind all earlier requests. *now* and *give* are those of `Peer.send`."""
+        undisturbed(None, self._send, frame, parts, now, give)
+
+    def _send(self, frame: frames.AnyFrame, parts: Sequence[Buffer], now: bool, give: bool) -> None:
         with self._lock:
             if self._waiting or self._acknowledged:
-                undisturbed(None, self._send_waiting)
+                self._send_waiting()
             self.peer.send(frame, parts, now=now, give=give)
 
     def _wake(self) -> None:
@@ -119,14 +122,23 @@ class RequestSender:
 
     def add(self, request: Waiting, alone: bool) -> None:
         """Send a request. *alone*: True if no other request of this process to this host is under way."""
-        if alone and not self._waiting and not self._acknowledged:
-            with self._lock:
-                if not self._waiting:
-                    self._send_run([request], now=True)
-                    return
+        if alone and not self._waiting and not self._acknowledged and undisturbed(None, self._send_alone, request):
+            return
         self._waiting.append(request)
         if not self._due:
             self._wake()
+
+    def _send_alone(self, request: Waiting) -> bool:
+        """Send a request on this thread. Return False if another thread sends now, or requests wait."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._waiting:
+                return False
+            self._send_run([request], now=True)
+            return True
+        finally:
+            self._lock.release()
 
     def _send_waiting(self) -> None:
         """Send all waiting requests in as few frames as possible. The caller holds the lock."""

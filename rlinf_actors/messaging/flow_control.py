@@ -33,7 +33,6 @@ class Window(Generic[T]):
     Attributes:
         lump: fewest bytes of credit that messages of send() ask for at a time.
         slack: bytes in flight that count as none, since no credit may come for them.
-        outstanding, unasked: bytes in flight, and bytes for which no credit was asked yet.
     """
 
     def __init__(self, limit: int) -> None:
@@ -41,7 +40,7 @@ class Window(Generic[T]):
         self.lump = max(SLACK, limit // 4)
         self.slack = self.lump + SLACK
         self.outstanding = 0
-        self.unasked = 0
+        self._unasked = 0
         self._waiting: deque[tuple[int, T]] = deque()
 
     def offer(self, size: int, item: T) -> bool:
@@ -67,9 +66,9 @@ class Window(Generic[T]):
 
     def ask(self, size: int) -> int:
         """Return how many bytes of credit the next message of send(), of *size* bytes, asks for."""
-        unasked = self.unasked + size
+        unasked = self._unasked + size
         asked = unasked if unasked >= self.lump else 0
-        self.unasked = unasked - asked
+        self._unasked = unasked - asked
         return asked
 
     @property

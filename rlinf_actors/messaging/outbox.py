@@ -34,6 +34,7 @@ from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.routes import INLINE
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.held_signals import undisturbed
 from rlinf_actors.net.shared_memory import SHARED_FROM
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
@@ -64,7 +65,6 @@ class OutgoingMessage(msgspec.Struct, eq=False):
         pending: number of operations that `work` waits for: the message itself, and the lane if tensors use a lane.
         in_pieces: True to write a large last part while the receiver reads it (messaging.pieces).
         write: writes that part, which the receiver waits for; None if nothing is left to write.
-        sent: True when the link has the message.
     """
 
     stream: str
@@ -81,7 +81,6 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     span: int = 0
     in_pieces: bool = False
     write: Settle | None = None
-    sent: bool = False
 
     @property
     def size(self) -> int:
@@ -148,29 +147,25 @@ class Outbox:
 
         If the message has no `work` afterwards, the send is done.
         """
-        size, window = message.size, self._window
-        settle = None
         try:
-            with self._lock:
-                error, before = self._error, (window.outstanding, window.unasked)
-                if error is None:
-                    try:
-                        if window.offer(size, message):
-                            settle = self._send(message, size, message.now, message.in_pieces)
-                        else:
-                            message.waited_for(self.peer)
-                    except BaseException:  # a signal handler raised: what was not sent must not count
-                        if not message.sent:
-                            window.outstanding, window.unasked = before
-                        raise
-            if error is not None:
-                message.fail_for(self.peer, error)
-            elif settle is not None:
+            settle = undisturbed(None, self._offer, message)  # or a message would count that was never sent
+            if settle is not None:
                 settle()
         except BaseException:  # a signal handler raised
             if message.write is not None:  # the receiver knows of the message, and waits for the rest
                 message.write()
             raise
+
+    def _offer(self, message: OutgoingMessage) -> Settle | None:
+        size = message.size
+        with self._lock:
+            error = self._error
+            if error is None:
+                if self._window.offer(size, message):
+                    return self._send(message, size, message.now, message.in_pieces)
+                message.waited_for(self.peer)
+                return None
+        return partial(message.fail_for, self.peer, error)
 
     def _acknowledged(self, frame: frames.AnyFrame) -> None:
         """Handle the receiver's credit (Returned) or acknowledgement (Held). Any thread.
@@ -228,7 +223,6 @@ class Outbox:
             self._id, number, self._name, self._worker_id, message.stream, credit, message.transfer, unwritten, flow
         )
         self.peer.post(frames.encode(frame), parts, now=now, alone=not message.stream)
-        message.sent = True
         if message.on_sent is not None:
             message.on_sent()
         counts = counters.mine.sent[INLINE]  # not counters.sent(): each small message comes here

@@ -20,8 +20,8 @@ MOST = {
         "await": (3, 12),
         "await_uvloop": (5, 16),
         "fan_out": (13, 36),
-        "round_trip": (4, 15),
-        "item": (6, 24),
+        "round_trip": (4, 18),
+        "item": (6, 28),
     },
     "zmq": {
         "wait": (9, 30),

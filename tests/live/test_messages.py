@@ -357,5 +357,5 @@ def test_a_warm_send_of_an_array_visits_few_files(launched):
     hearing = receiver.hear("sender", 20)
     files, calls = sender.walk("receiver", 20).wait()[0]
     hearing.wait()
-    assert len(files) <= 15, files  # one of them counts for metrics
+    assert len(files) <= 16, files  # one of them counts for metrics, one holds signals back
     assert calls <= 44

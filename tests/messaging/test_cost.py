@@ -15,6 +15,8 @@ from rlinf_actors.model.address import WorkerAddress
 
 OURS = str(Path(rlinf_actors.__file__).parent)
 RUNS = 10
+HELD = 7
+"""Calls that hold signal handlers back, here and so not again in the link; once more if the handlers have changed."""
 
 
 class Count:
@@ -56,7 +58,7 @@ async def test_a_send_and_a_receive_cost_few_calls_and_locks(pair):
         with receiving:
             assert b.messenger.receive(WorkerAddress("a", 0)).wait() == {"step": 1}
         await settle()
-    assert sending.seen["calls"] <= 11 * RUNS
+    assert sending.seen["calls"] <= 11 * RUNS + HELD * (RUNS + 1)
     assert sending.seen["locks"] == 0
     assert receiving.seen["calls"] <= 43 * RUNS
     assert receiving.seen["locks"] <= 2 * RUNS
@@ -74,7 +76,7 @@ async def test_a_blocking_receive_of_a_known_sender_costs_fewer(pair):
         with receiving:
             assert b.messenger.blocking.receive("a", 0, None) == b"small"
         await settle()
-    assert sending.seen["calls"] <= 10 * RUNS
+    assert sending.seen["calls"] <= 10 * RUNS + HELD * (RUNS + 1)
     assert receiving.seen["calls"] <= 19 * RUNS
     assert receiving.seen["locks"] <= 1 * RUNS
 
