@@ -134,6 +134,7 @@ LEGS = (
     Leg("kills of two", tests("tests/kills", "-k", "+", "--kill-rounds", "{size}", "--kill-seed", "{seed}"),
         100, "rounds of 10", 4200),
     Leg("robots stopped", tests("tests/robots", "--robot-rounds", "{size}"), 20, "rounds", 4500, alone=True),
+    Leg("interruptions", tests("tests/live/test_interrupted.py", "--interruptions", "{size}"), 10_000, "of each", 1800),
     Leg("year", tests("tests/year", "--year-minutes", "{size}"), 60, "minutes", 5400),
     Leg("head restarts", tests("tests/live/test_head_restarts.py", "-k", "sigterm", "--head-restarts", "{size}"),
         20, "restarts", 600),

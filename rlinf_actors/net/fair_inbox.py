@@ -9,10 +9,9 @@ is decoded, and hands out messages until the turn of the loop is over:
 3. all others, by `net.fair_queue`: the member that has used the least time of the head goes first.
 
 A member has so many urgent messages a second; further ones wait with its others. A member that floods the head waits in
-its own queue. If more than HELD_BYTES wait there, its next request is refused, its connections with more than their
-share are closed, and it may not connect again for a while. The same happens to a member that does not read what it
-gets (`net.unread`). Local processes, whose connections need no key, share the time as members do, and have no limit of
-bytes.
+its own queue. If more than HELD_BYTES wait there, its next request is refused, and its connections with more than their
+share are closed, as are those of a member that does not read what it gets (`net.unread`). It may connect again. Local
+processes, whose connections need no key, share the time as members do, and have no limit of bytes.
 
 Loop thread only.
 """

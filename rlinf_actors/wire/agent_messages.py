@@ -96,7 +96,7 @@ class HardwareFound(ControlMessage, frozen=True):
 
 
 class StopLooking(ControlMessage, frozen=True):
-    """Notice to an agentd: nobody waits for the answer to the LookForHardware or AskAgent with this id.
+    """Notice to an agentd: the answer to the LookForHardware or AskAgent with this id is not needed any more.
 
     The agentd ignores an unknown id.
     """

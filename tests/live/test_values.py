@@ -126,7 +126,7 @@ VALUES = st.recursive(
 
 
 def as_pickle_does(value):
-    """What is to be known of a value that has arrived. From pickle, a read-only array comes back read-only."""
+    """Return the facts about *value* after pickling and unpickling, but with all arrays writable."""
     try:
         data = pickle.dumps(value, protocol=5)
     except (TypeError, AttributeError, pickle.PicklingError):  # a memoryview, or a class by value
@@ -136,7 +136,7 @@ def as_pickle_does(value):
 
 @pytest.fixture
 def ways(cluster):
-    """Sends values by every way. Returns, for each way, what is known of what came."""
+    """Sends values by every way, and returns for each way the facts about the values that arrived."""
     a, b = (lw.many(cluster, vw.Passer, 1, name=name, preload=["torch"]) for name in "ab")
     channel = Channel.create("values")
 
