@@ -208,20 +208,17 @@ class TemplateProcess:
         now = self._loop.time()
         if self._silence is None or self.gone:
             return
+        found = procfs.stat(self.pid)
+        still = found is not None and found.stopped  # else it may only be slow, on a machine with much to do
         if self._confirmed > since:
             self._expect(self._confirmed, lease_s, self._confirmed - _CONTINUE * lease_s, False)
-        elif continued and now <= due + _OWN_STALL_S and (self._stands_still() or now >= since + lease_s):
+        elif continued and now <= due + _OWN_STALL_S and (still or now >= since + lease_s):
             silent_s = now - (since - lease_s)
             self.distrust(f"it has confirmed no renewal of its robots' leases for {silent_s:.1f} s")
         else:  # a renewal that it got and did not confirm must not let its workers go on
             self.send(template_protocol.Revoke("", "its template stood still"))
             self._signal(signal.SIGCONT)
             self._expect(since, lease_s, max(since - _KILL * lease_s, now + _MORE_S), True)
-
-    def _stands_still(self) -> bool:
-        """Return True if the process is stopped or traced. Else it may only be slow, on a machine with much to do."""
-        found = procfs.stat(self.pid)
-        return found is not None and found.state in "Tt"
 
     def _forget_silence(self) -> None:
         if self._silence is not None:

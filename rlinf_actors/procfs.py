@@ -234,6 +234,11 @@ class Stat(NamedTuple):
         """True if all threads have ended. A main thread may be a zombie while other threads of its process run."""
         return self.state in "ZX" and self.threads <= 1
 
+    @property
+    def stopped(self) -> bool:
+        """True if the main thread is stopped by a signal, or by a debugger."""
+        return self.state in "Tt"
+
 
 def stat(pid: int) -> Stat | None:
     """Return the state of the process *pid*, None if it cannot be read."""

@@ -34,7 +34,10 @@ from rlinf_actors.worker.leasepage import Lease
 from rlinf_actors.worker.stopper import NAME as STOPPER
 
 OWN_STALL_S, GRACE_S = 0.1, 0.3
-"""If the template itself was late by more than the first, a watchdog gets the second, in seconds, to say something."""
+"""If the template itself was late by more than the first, a watchdog gets the second, in seconds, to say something.
+
+It also gets the second to end its worker after LeaseLost, before the template looks if it is stopped.
+"""
 
 
 class ForkedWorker:
@@ -66,7 +69,8 @@ class ForkedWorker:
         self.deadline = 0.0
         self.kill_at = 0.0  # time, 0 for never
         self.lease = Lease(fork.place.lease_until, fork.place.lease_s)  # as it has confirmed it
-        self.continued = 0.0  # end of the lease at which its watchdog was sent SIGCONT
+        # end of the lease at which its watchdog was sent SIGCONT; infinite when it was looked at after LeaseLost
+        self.continued = 0.0
         self.lease_lost = False  # its watchdog has sent LeaseLost
         self.grace = 0.0  # time before which its watchdog is not killed
         self.told = self.watched = False
@@ -466,7 +470,7 @@ class ForkedWorkers:
             procfs.kill(worker.pid, signal.SIGCONT)
             return
         watchdog = procfs.stat(worker.pid)
-        still = watchdog is not None and watchdog.state in "Tt"
+        still = watchdog is not None and watchdog.stopped
         if worker.lease_lost and worker.continued != math.inf:  # stopped in the moments before it ends the worker?
             worker.continued, worker.kill_at = math.inf, now + packets.ROBOT_GONE_S
             if still:

@@ -21,7 +21,7 @@ The kernel kills the worker if the watchdog is killed. The kernel continues a wa
 template ends. The template continues a watchdog that confirms no renewal, and kills it 0.15 s later.
 
 House rules: the clock is read before packets that waited, so that a watchdog that stood still revives no lease. Nothing
-here waits for the worker.
+here waits for the worker for longer than FIRST_S.
 """
 
 from __future__ import annotations
@@ -248,7 +248,9 @@ class Watchdog:
         self._kill_at = max(_now() + self._guard_s, self._lease.last_moment)
         _send(self._guard, packets.Revoke(self._id, self._reason))
         if self._guarded:  # until it says that it holds the main thread, to which C code returns that reads the page
-            select.select([self._guard], [], [], FIRST_S)
+            answer = select.poll()
+            answer.register(self._guard, select.POLLIN)
+            answer.poll(FIRST_S * 1000)
         self._page.lose()
         self._say_lost("")
         if not self._closed:
@@ -289,7 +291,8 @@ class Watchdog:
             self._stop_outside(now)
         if now >= self._stopper_due:
             os.kill(self._stopper, signal.SIGKILL)
-            self._stopper, self._stopper_due, self._give_up_at = 0, math.inf, now + LEFT_S
+            self._on_stopper_end(-signal.SIGKILL)  # now: it may be in an uninterruptible system call
+            self._give_up_at = now + LEFT_S
 
     def _kill(self, now: float) -> None:
         if not self._at_work:

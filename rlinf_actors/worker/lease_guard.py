@@ -86,8 +86,8 @@ class Guard:
     ) -> None:
         self._spec = spec
         self._page = guarded.page
-        # 0: an order, which waits to be read, has ended it
-        last_moment = self.page.deadline_ns / 1e9 or time.monotonic()
+        # 0: an order has ended it, which waits to be read
+        last_moment = self.page.deadline_ns / 1e9 or time.monotonic() + place.lease_s
         self._lease = Lease(last_moment + END_MARGIN * place.lease_s + suspended(), place.lease_s)
         self._timer = Alarm()
         self._watchdog = socket.socket(fileno=guarded.socket)

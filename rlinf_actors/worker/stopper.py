@@ -3,7 +3,7 @@
 The watchdog forks it before the worker, which shares no thread, lock, library state or descriptor with it. The worker
 sends it the class and the hardware before it constructs an instance; the stopper imports the class, and answers. From
 then on it reads a pipe of which only the watchdog has the other end. So stop_hardware also runs when the watchdog is
-killed. The kernel limits its time (SIGALRM), so that it needs nobody to end it.
+killed. The kernel ends it when its time is up (SIGALRM), also if no other process is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlinf_actors.worker.user_class import load_class
 NAME = "rlinf-stopper"
 """Name of the process, by which a template that sweeps up after a killed watchdog leaves it alone."""
 STOP, NO_STOP = b"!", b"."
-"""What the watchdog writes into the pipe: the worker has ended, and the robots need a stop or none."""
+"""What the watchdog writes into the pipe when the worker has ended: run stop_hardware, or end."""
 SWEEP_S = 0.05
 """Seconds that a template has to kill what a killed watchdog has left, before stop_hardware runs. No event tells."""
 _DEATH = signal.SIGURG  # sent when the worker is killed because the watchdog has ended; has no effect elsewhere
